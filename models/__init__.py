@@ -1,0 +1,1 @@
+"""Foundation and vertical models: features, training, export, bundles, inference runtime, evaluation."""

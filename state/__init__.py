@@ -1,0 +1,1 @@
+"""The windowed TTL embedding store on RocksDB, its changelog and the neighbour index."""

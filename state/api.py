@@ -1,0 +1,131 @@
+"""The store's contract. RocksDB (`state.store`) and the in-memory reference (`state.reference`) keep it alike.
+
+A store holds one changelog partition: embedding chunks (`topics.packed.EmbeddingChunk`) of that partition's users.
+
+Time is event time. For a look-up at `now` a chunk of event time `ts` is
+
+- *visible* when ``ts <= now``: a request never sees what was computed from later events, however late it is ranked;
+- *live* for direct entries and the user state when ``now < ts + ttl_ms``, for aggregates when ``now < ts + window_ms``.
+
+`expire(clock)` moves a floor: from then on `now` is taken as at least `clock - grace_ms` when liveness is judged, and
+whole segments below it leave memory and disk. Expired data is never returned.
+
+Model version: only chunks of the version asked for are seen.
+
+A pair written twice gives its newest chunk by (event time, changelog offset). Aggregates are means over the user's
+visible live *pairs* (each pair once, its newest vector), so repeats do not weigh double.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+F32 = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
+I32 = npt.NDArray[np.int32]
+U64 = npt.NDArray[np.uint64]
+U32 = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    ttl_ms: int = 6 * 3_600_000
+    window_ms: int = 24 * 3_600_000
+    grace_ms: int = 3_600_000
+    """how far behind the clock a late look-up may still see what was live at its own time"""
+    segments_per_ttl: int = 4
+    cache_bytes: int = 64 << 20
+    lock_timeout_s: float = 10.0
+    sync: bool = False
+    """fsync every WriteBatch; off, the changelog is the durability"""
+
+
+@dataclass(slots=True)
+class ChangelogRecord:
+    offset: int
+    value: bytes
+
+
+@dataclass(slots=True)
+class ApplyResult:
+    applied: int
+    pairs: int
+    expired: int
+    """records that were already expired and not written"""
+    rejected: list[tuple[int, str]]
+    """(offset, reason) of records that are not chunks; they are skipped and counted, the rest is applied"""
+
+
+@dataclass(slots=True)
+class Lookup:
+    """Answers aligned with the question: N pairs, B users. -1 in a time says "none"; its numbers are zero."""
+
+    vectors: F32
+    """[N, d]"""
+    ts_ms: I64
+    """[N] event time of the vector"""
+    topic: F32
+    """[N, d] mean over the user's live pairs of the pair's topic"""
+    topic_count: I32
+    """[N]"""
+    topic_ts_ms: I64
+    """[N] newest event time in the mean"""
+    aggregate: F32
+    """[B, d]"""
+    aggregate_count: I32
+    """[B]"""
+    aggregate_ts_ms: I64
+    """[B]"""
+    state: F32
+    """[B, s] newest live user state"""
+    state_ts_ms: I64
+    """[B]"""
+    fingerprint: U64
+    """[B] history fingerprint of the newest live state, 0 for none"""
+    profile: F32
+    """[B, p] profile vector of the newest live state"""
+    pair_fingerprint: U64
+    """[N] history fingerprint of the chunk that gave the vector, 0 for none"""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreDims:
+    """Lengths that every chunk of a look-up must have; a chunk of other lengths is another model's and is not seen."""
+
+    dim: int
+    state: int
+    profile: int
+
+
+class EmbeddingStore(Protocol):
+    position: int | None
+    """next changelog offset to apply; None in a new store"""
+    clock_ms: int
+    """largest clock given to `expire`; -1 in a new store"""
+
+    def apply(self, records: Sequence[ChangelogRecord], next_offset: int | None = None) -> ApplyResult:
+        """One WriteBatch: chunks, position and clock. Idempotent; any order within a replay. `next_offset` defaults to
+        the last record's offset + 1 and never moves the position backwards."""
+        ...
+
+    def lookup(
+        self, users: U64, splits: I64, items: U64, topics: U32, now_ms: I64, model: int, dims: StoreDims
+    ) -> Lookup:
+        """users [B], splits [B+1], items [N], topics [N], now_ms [B]."""
+        ...
+
+    def expire(self, clock_ms: int) -> int:
+        """Moves the clock (never backwards) and drops dead segments; returns how many segments went."""
+        ...
+
+    def stats(self) -> dict[str, int]: ...
+
+    def checkpoint(self, path: Path) -> None: ...
+
+    def close(self) -> None: ...
