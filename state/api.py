@@ -96,7 +96,10 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True)
 class StoreDims:
-    """Lengths that every chunk of a look-up must have; a chunk of other lengths is another model's and is not seen."""
+    """Lengths of the model that asks; a chunk of other lengths is another model's and is not seen.
+
+    A chunk may leave out its state, its profile or its pairs (length 0): pair chunks carry no state, state chunks no
+    pairs. `Lookup.state`, `fingerprint` and `profile` come from the newest visible live chunk that has them."""
 
     dim: int
     state: int
