@@ -80,6 +80,8 @@ class PairBatch:
     """[H]"""
     history_splits: I64
     """[B+1]"""
+    history_features: F32 = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    """[c, H] catalogue features of the history's items, columns of `FeatureSpec.item`"""
 
     @property
     def requests(self) -> int:

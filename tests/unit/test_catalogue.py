@@ -1,0 +1,86 @@
+"""The catalogue against a plain dict, its bound, and its settings."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.api import Feature, FeatureSpec
+from models.catalogue import Catalogue
+from topics.errors import SettingsError
+from topics.events import Item
+from topics.ids import hash_id
+
+SPEC = FeatureSpec(item=(Feature("price"), Feature("kind", "category")), topic="kind")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), max_size=30), max_size=6))
+def test_last_record_wins(updates: list[list[tuple[int, int]]]) -> None:
+    catalogue, expected = Catalogue(SPEC), {}
+    for update in updates:
+        catalogue.update(Item(i, 0, {"price": p, "kind": "k"}) for i, p in update)
+        expected.update(dict(update))
+    asked = np.array([hash_id(i) for i in [*range(45), 3, 3]], np.uint64)
+    got = catalogue.features(asked)
+    assert got.shape == (2, 47)
+    assert got[0].tolist() == [expected.get(i, 0) for i in [*range(45), 3, 3]]
+    assert catalogue.known(asked).tolist() == [i in expected for i in [*range(45), 3, 3]]
+    assert ((catalogue.topics(asked) > 0) == catalogue.known(asked)).all()
+    assert len(catalogue) == len(expected)
+
+
+def test_bounded_and_the_oldest_written_go_first() -> None:
+    catalogue = Catalogue(SPEC, capacity=100)
+    for i in range(1000):
+        catalogue.update([Item(i, 0, {"price": i}), Item("always", 0, {"price": -1})])
+    assert len(catalogue) <= 100
+    assert catalogue.evicted == 1001 - len(catalogue)
+    ids = np.array([hash_id("always"), hash_id(999), hash_id(0)], np.uint64)
+    assert catalogue.known(ids).tolist() == [True, True, False]
+    assert catalogue.features(ids)[0].tolist() == [-1, 999, 0]
+
+
+def test_one_update_larger_than_the_bound() -> None:
+    catalogue = Catalogue(SPEC, capacity=100)
+    catalogue.update(Item(i, 0, {"price": i}) for i in range(1000))
+    assert 0 < len(catalogue) <= 100
+    assert catalogue.features(np.array([hash_id(999)], np.uint64))[0, 0] == 999
+
+
+def test_version_moves_with_content() -> None:
+    catalogue = Catalogue(SPEC)
+    catalogue.update([])
+    assert catalogue.version == 0
+    catalogue.update([Item("a", 0)])
+    assert catalogue.version == 1
+
+
+def test_equal_categories_are_one() -> None:
+    catalogue = Catalogue(SPEC)
+    catalogue.update(Item(str(n), 0, {"kind": v}) for n, v in enumerate([1, 1.0, True, "1", 2, None]))
+    topics = catalogue.topics(np.array([hash_id(str(n)) for n in range(6)], np.uint64))
+    assert len(set(topics[:4].tolist())) == 1
+    assert topics[4] != topics[0] != 0
+    assert topics[5] == 0
+
+
+def test_huge_numbers_stay_finite() -> None:
+    catalogue = Catalogue(SPEC)
+    catalogue.update([Item("a", 0, {"price": 10**400}), Item("b", 0, {"price": -(10**300)})])
+    assert np.isfinite(catalogue.features(np.array([hash_id("a"), hash_id("b")], np.uint64))).all()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        FeatureSpec(topic="kind"),
+        FeatureSpec(item=(Feature("kind"),), topic="kind"),
+        FeatureSpec(item=(Feature("a"), Feature("a", "category"))),
+    ],
+)
+def test_a_spec_that_contradicts_itself_is_refused(spec: FeatureSpec) -> None:
+    with pytest.raises(SettingsError):
+        Catalogue(spec)
