@@ -1,0 +1,186 @@
+"""The verifier's decision: which scored pairs are worth the FM's time. One gate per partition, pure and sequential.
+
+An event's pairs are decided in event order, so the outcome depends on the log alone and not on how events were
+batched. Per event, in this order:
+
+1. pairs below `threshold` are refused (reason ``below_threshold``), and NaN scores with them;
+2. the best `top_k` stay, the rest are refused (``top_k``);
+3. the user's cap: at most `per_user_cap` accepted pairs per user and `cap_window_ms` (``user_cap``);
+4. the adaptive threshold: pairs below it are refused (``below_bar``). The bar follows the budget and the backlog;
+5. the budget: a token bucket in event time; what does not fit is shed, least valuable first (``budget``).
+
+The bar is a quantile tracker: after each event it moves up when the accepted share is above the target share, down
+when below (Robbins-Monro on the score's logit scale). Target share = budget / rate of pairs seen, or the budget's
+share, times (1 - pressure). Pressure is 0 up to `backlog_low_pairs` waiting at the embedder, 1 at
+`backlog_high_pairs`: then nothing is accepted and the user's state alone is computed.
+
+`dump` and `Gate.load` carry the adaptive part (bar, bucket, rate, clock) through the offset commit's metadata, so a
+restart goes on where the committed offset says. Caps restart empty.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+F32 = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
+
+REASONS = ("below_threshold", "top_k", "user_cap", "below_bar", "budget")
+NO_BAR = -50.0
+_STEP = 0.5
+_RATE_TAU_MS = 60_000.0
+_MAX_CAPPED_USERS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class GateSettings:
+    threshold: float = 0.0
+    """least pCTR worth an FM call"""
+    top_k: int = 0
+    """most pairs accepted per event; 0: no limit"""
+    per_user_cap: int = 0
+    """most pairs accepted per user and `cap_window_ms`; 0: no limit"""
+    cap_window_ms: int = 3_600_000
+    budget_pairs_per_s: float = 0.0
+    """of this partition, in event time; 0: no limit"""
+    budget_burst_s: float = 10.0
+    budget_share: float = 1.0
+    """largest share of the pairs seen that is accepted"""
+    backlog_low_pairs: int = 50_000
+    backlog_high_pairs: int = 500_000
+
+
+class _Saved(msgspec.Struct, array_like=True):
+    version: int
+    bar: float
+    tokens: float
+    rate: float
+    clock_ms: int
+
+
+@dataclass(slots=True)
+class Gate:
+    settings: GateSettings
+    bar: float = NO_BAR
+    """adaptive threshold on the logit scale"""
+    tokens: float = math.nan
+    rate: float = 0.0
+    """pairs seen per second of event time, smoothed"""
+    clock_ms: int = -1
+    refused: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
+    seen: int = 0
+    accepted: int = 0
+    _caps: OrderedDict[int, tuple[int, int]] = field(default_factory=OrderedDict)
+
+    def decide(self, user: int, ts_ms: int, logits: F32, backlog_pairs: int = 0) -> I64:
+        """logits [n] of one event -> indices of the accepted pairs, most valuable first (ties in input order)."""
+        s = self.settings
+        n = len(logits)
+        self.seen += n
+        target = self._advance(ts_ms, n, backlog_pairs)
+        if n == 0:
+            return np.zeros(0, np.int64)
+        order = np.argsort(-logits, kind="stable")
+        ranked = logits[order]
+        usable = int(np.count_nonzero(ranked >= _logit(s.threshold)))  # NaN sorts last and compares false
+        self._refuse("below_threshold", n - usable)
+        keep = usable
+        if s.top_k:
+            keep = min(keep, s.top_k)
+            self._refuse("top_k", usable - keep)
+        if s.per_user_cap:
+            room = self._room(user, ts_ms)
+            self._refuse("user_cap", max(0, keep - room))
+            keep = min(keep, room)
+        if target < 1.0:
+            above = 0 if target <= 0.0 else int(np.count_nonzero(ranked[:keep] >= self.bar))
+            self._refuse("below_bar", keep - above)
+            self._move_bar(ranked, above, keep, n, target)
+            keep = above
+        if s.budget_pairs_per_s:
+            fits = min(keep, int(self.tokens))
+            self._refuse("budget", keep - fits)
+            keep = fits
+            self.tokens -= keep
+        if s.per_user_cap and keep:
+            self._count(user, ts_ms, keep)
+        self.accepted += keep
+        return order[:keep]
+
+    def dump(self) -> str:
+        """Under 100 characters of JSON, for the offset commit's metadata."""
+        tokens = -1.0 if math.isnan(self.tokens) else self.tokens
+        return msgspec.json.encode(_Saved(1, self.bar, tokens, self.rate, self.clock_ms)).decode()
+
+    @classmethod
+    def load(cls, settings: GateSettings, text: str | None) -> Gate:
+        """A gate that goes on from `dump`'s text; a fresh one when the text is missing or not ours."""
+        gate = cls(settings)
+        if text:
+            try:
+                saved = msgspec.json.decode(text, type=_Saved)
+            except msgspec.MsgspecError:
+                return gate
+            if saved.version == 1 and math.isfinite(saved.bar + saved.tokens + saved.rate):
+                gate.bar, gate.rate, gate.clock_ms = saved.bar, saved.rate, saved.clock_ms
+                gate.tokens = math.nan if saved.tokens < 0 else saved.tokens
+        return gate
+
+    def _advance(self, ts_ms: int, n: int, backlog_pairs: int) -> float:
+        """Moves the event clock, the bucket and the rate; returns the target share of this event's pairs."""
+        s = self.settings
+        full = s.budget_pairs_per_s * s.budget_burst_s
+        if math.isnan(self.tokens):
+            self.tokens = full
+        elapsed_ms = 0.0
+        if self.clock_ms < 0:
+            self.clock_ms = ts_ms
+        elif ts_ms > self.clock_ms:
+            # One absurd time must not fill the bucket for ever or forget the rate: a step counts as a minute at most.
+            elapsed_ms = min(ts_ms - self.clock_ms, _RATE_TAU_MS)
+            self.clock_ms = ts_ms if ts_ms - self.clock_ms <= 24 * 3_600_000 else self.clock_ms + int(elapsed_ms)
+        self.tokens = min(full, self.tokens + s.budget_pairs_per_s * elapsed_ms / 1000)
+        self.rate = self.rate * math.exp(-elapsed_ms / _RATE_TAU_MS) + n * 1000 / _RATE_TAU_MS
+        target = s.budget_share
+        if s.budget_pairs_per_s and self.rate > 0:
+            target = min(target, s.budget_pairs_per_s / self.rate)
+        span = max(1, s.backlog_high_pairs - s.backlog_low_pairs)
+        pressure = min(1.0, max(0.0, (backlog_pairs - s.backlog_low_pairs) / span))
+        return target * (1.0 - pressure)
+
+    def _move_bar(self, ranked: F32, above: int, keep: int, n: int, target: float) -> None:
+        if self.bar == NO_BAR:
+            # First use: start at this event's own quantile.
+            i = min(n - 1, max(0, math.ceil(target * n)))
+            value = float(ranked[i])
+            self.bar = value if math.isfinite(value) else NO_BAR
+            return
+        self.bar += _STEP * (above / n - min(target, keep / n))
+        self.bar = min(50.0, max(NO_BAR + 1, self.bar))
+
+    def _room(self, user: int, ts_ms: int) -> int:
+        started, count = self._caps.get(user, (ts_ms, 0))
+        return self.settings.per_user_cap - (count if ts_ms - started < self.settings.cap_window_ms else 0)
+
+    def _count(self, user: int, ts_ms: int, n: int) -> None:
+        started, count = self._caps.pop(user, (ts_ms, 0))
+        if ts_ms - started >= self.settings.cap_window_ms:
+            started, count = ts_ms, 0
+        self._caps[user] = (started, count + n)
+        if len(self._caps) > _MAX_CAPPED_USERS:
+            self._caps.popitem(last=False)
+
+    def _refuse(self, reason: str, n: int) -> None:
+        self.refused[reason] += n
+
+
+def _logit(p: float) -> float:
+    if p <= 0.0:
+        return -math.inf
+    return math.inf if p >= 1.0 else math.log(p / (1.0 - p))

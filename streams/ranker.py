@@ -1,0 +1,234 @@
+"""The ranker's core: impressions in, ranked ads out. No Kafka, no wall clock, no threads.
+
+Per ad every slot of the bundle is filled from one look-up of the user's partition, as of the impression's event time;
+the VM takes the slots as input; ads are ordered by pCTR x bid (bid 1 when the impression has none), ties in the order
+received. The best slot filled names the ad's source.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from models.api import SLOTS, SOURCES, PairBatch, Runtime, Slots
+from models.catalogue import Catalogue
+from models.features import Encoder
+from models.slots import build_slots
+from state.api import EmbeddingStore, Lookup, StoreDims
+from topics.events import Impression, RankedAds
+
+I64 = npt.NDArray[np.int64]
+F32 = npt.NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class Ranking:
+    """Column form of a batch's result; pairs in request order, `order` puts each request's pairs best first."""
+
+    batch: PairBatch
+    logit: F32
+    """[N]"""
+    score: F32
+    """[N] pCTR"""
+    source: npt.NDArray[np.int8]
+    """[N] index into `SOURCES`"""
+    ages_ms: I64
+    """[5, N] by slot, -1 empty"""
+    order: I64
+    """[N]"""
+
+
+class ItemVectors:
+    """`fm_item` run once per item and kept, until the catalogue changes or `capacity` is reached."""
+
+    def __init__(self, runtime: Runtime, catalogue: Catalogue, capacity: int = 1 << 20) -> None:
+        self._runtime, self._catalogue, self._capacity = runtime, catalogue, capacity
+        self._version = catalogue.version
+        self._reset()
+
+    def _reset(self) -> None:
+        self._keys = np.zeros(0, np.uint64)
+        self._rows = np.zeros(0, np.int64)
+        self._vectors = np.zeros((0, self._runtime.info.item_dim), np.float32)
+        self._topics = np.zeros(0, np.uint32)
+
+    def get(self, items: npt.NDArray[np.uint64]) -> tuple[F32, npt.NDArray[np.uint32]]:
+        """items [N] -> vectors [N, V], topic ids [N]."""
+        if self._catalogue.version != self._version:
+            self._version = self._catalogue.version
+            self._reset()
+        at = self._find(items)
+        missing = at < 0
+        if missing.any():
+            new = np.unique(items[missing])
+            if len(self._keys) + len(new) > self._capacity:
+                self._reset()
+                new = np.unique(items)
+            self._add(new)
+            at = self._find(items)
+        return self._vectors[at], self._topics[at]
+
+    def _find(self, items: npt.NDArray[np.uint64]) -> I64:
+        if not len(self._keys):
+            return np.full(len(items), -1, np.int64)
+        i = np.minimum(np.searchsorted(self._keys, items), len(self._keys) - 1)
+        return np.where(self._keys[i] == items, self._rows[i], -1)
+
+    def _add(self, new: npt.NDArray[np.uint64]) -> None:
+        vectors, topics = self._runtime.item_vectors(new, self._catalogue.features(new))
+        rows = np.arange(len(self._vectors), len(self._vectors) + len(new))
+        keys = np.concatenate([self._keys, new])
+        order = np.argsort(keys)
+        self._keys, self._rows = keys[order], np.concatenate([self._rows, rows])[order]
+        self._vectors = np.concatenate([self._vectors, vectors])
+        self._topics = np.concatenate([self._topics, topics])
+
+
+Similar = Callable[[Lookup, PairBatch, F32], Slots | None]
+
+
+@dataclass(slots=True)
+class Ranker:
+    runtime: Runtime
+    encoder: Encoder
+    explain: bool = False
+    counters: Counter[str] = field(default_factory=Counter)
+    _items: ItemVectors = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._items = ItemVectors(self.runtime, self.encoder.catalogue)
+
+    @property
+    def dims(self) -> StoreDims:
+        info = self.runtime.info
+        return StoreDims(info.dim, info.state_dim, info.profile_dim)
+
+    def rank(
+        self, events: Sequence[Impression], partitions: Sequence[int], stores: Mapping[int, EmbeddingStore]
+    ) -> Ranking:
+        """`partitions` [B] names each impression's partition, `stores` has one store for each of them."""
+        batch = self.encoder.impressions(events)
+        vectors, topics = self._items.get(batch.items)
+        found = self._lookup(batch, topics, partitions, stores)
+        slots = build_slots(found, batch, vectors, self.runtime)
+        logit = self.runtime.score_plus(batch, slots)
+        score = (1.0 / (1.0 + np.exp(-logit.astype(np.float64)))).astype(np.float32)
+        ages = slots.ages()
+        filled = ages >= 0
+        source = np.where(filled.any(axis=0), filled.argmax(axis=0), len(SLOTS)).astype(np.int8)
+        value = score * _bids(events, batch.pairs)
+        rows = np.repeat(np.arange(batch.requests), np.diff(batch.splits))
+        # A score that is not finite (NaN weights pass no bundle check, but input features are other people's) goes last.
+        order = np.lexsort((np.arange(batch.pairs), np.where(np.isfinite(value), -value, np.inf), rows))
+        self._count(batch, source, slots)
+        return Ranking(batch, logit, score, source, ages, order)
+
+    def answers(
+        self,
+        events: Sequence[Impression],
+        ranking: Ranking,
+        received_ms: Sequence[int],
+        ranked_ms: int,
+        restoring: Sequence[bool],
+    ) -> list[RankedAds]:
+        """One `RankedAds` per impression, in order."""
+        info = self.runtime.info
+        r = ranking
+        order = r.order
+        starts = np.repeat(r.batch.splits[:-1], np.diff(r.batch.splits))
+        positions = (order - starts).tolist()
+        scores = np.round(r.score[order].astype(np.float64), 7).tolist()
+        sources = [SOURCES[i] for i in r.source[order].tolist()]
+        padded = np.vstack([r.ages_ms, np.full(r.batch.pairs, -1, np.int64)])
+        ages = padded[r.source, np.arange(r.batch.pairs)][order].tolist()
+        splits = r.batch.splits.tolist()
+        out = []
+        for b, event in enumerate(events):
+            lo, hi = splits[b], splits[b + 1]
+            at = positions[lo:hi]
+            ads = event.ads
+            explained = None
+            if self.explain:
+                of_ad = r.ages_ms[:, order[lo:hi]]
+                explained = {
+                    name: [None if age < 0 else age for age in of_ad[k].tolist()] for k, name in enumerate(SLOTS)
+                }
+            out.append(
+                RankedAds(
+                    id=event.id,
+                    user=event.user,
+                    ts=event.ts,
+                    ads=[ads[i] for i in at],
+                    positions=at,
+                    scores=scores[lo:hi],
+                    sources=sources[lo:hi],
+                    ages_ms=[None if age < 0 else age for age in ages[lo:hi]],
+                    vm=info.vm,
+                    fm=info.fm,
+                    state="restoring" if restoring[b] else "live",
+                    received_ms=received_ms[b],
+                    ranked_ms=ranked_ms,
+                    slots=explained,
+                )  # fmt: skip
+            )
+        return out
+
+    def _lookup(
+        self,
+        batch: PairBatch,
+        topics: npt.NDArray[np.uint32],
+        partitions: Sequence[int],
+        stores: Mapping[int, EmbeddingStore],
+    ) -> Lookup:
+        parts = np.asarray(partitions)
+        unique = np.unique(parts)
+        fm, dims = self.runtime.info.fm_hash, self.dims
+        if len(unique) == 1:
+            store = stores[int(unique[0])]
+            return store.lookup(batch.users, batch.splits, batch.items, topics, batch.ts_ms, fm, dims)
+        sizes = np.diff(batch.splits)
+        part_of_pair = np.repeat(parts, sizes)
+        pieces = []
+        for p in unique:
+            mine, at = np.flatnonzero(parts == p), np.flatnonzero(part_of_pair == p)
+            splits = np.concatenate([[0], np.cumsum(sizes[mine])]).astype(np.int64)
+            found = stores[int(p)].lookup(
+                batch.users[mine], splits, batch.items[at], topics[at], batch.ts_ms[mine], fm, dims
+            )
+            pieces.append((mine, at, found))
+        return _merge(batch, dims, pieces)
+
+    def _count(self, batch: PairBatch, source: npt.NDArray[np.int8], slots: Slots) -> None:
+        c = self.counters
+        c["impressions"] += batch.requests
+        c["ads"] += batch.pairs
+        for k, n in enumerate(np.bincount(source, minlength=len(SOURCES)).tolist()):
+            c[f"source_{SOURCES[k]}"] += n
+
+
+def _bids(events: Sequence[Impression], n: int) -> F32:
+    if all(e.bids is None for e in events):
+        return np.ones(n, np.float32)
+    bids: list[float] = []
+    for e in events:
+        bids.extend(e.bids if e.bids is not None else [1.0] * len(e.ads))
+    return np.array(bids, np.float32)
+
+
+def _merge(batch: PairBatch, dims: StoreDims, pieces: list[tuple[I64, I64, Lookup]]) -> Lookup:
+    n, b = batch.pairs, batch.requests
+
+    def join(name: str, size: int, by_pair: bool) -> npt.NDArray[np.generic]:
+        first = getattr(pieces[0][2], name)
+        out = np.zeros((size, *first.shape[1:]), first.dtype)
+        for mine, at, found in pieces:
+            out[at if by_pair else mine] = getattr(found, name)
+        return out
+
+    by_pair = ("vectors", "ts_ms", "topic", "topic_count", "topic_ts_ms", "pair_fingerprint")
+    names = Lookup.__dataclass_fields__
+    return Lookup(**{name: join(name, n if name in by_pair else b, name in by_pair) for name in names})  # type: ignore[arg-type]
