@@ -55,7 +55,7 @@ class Embedder:
         batch = select(batch, np.zeros(batch.pairs, bool))
         prints = fingerprints(batch)
         states = _to_f16(self.runtime.user_state(batch))
-        finite = np.isfinite(states).all(axis=1)
+        finite: npt.NDArray[np.bool_] = np.isfinite(states).all(axis=1)
         self.counters["states"] += int(finite.sum())
         self.counters["states_not_finite"] += int((~finite).sum())
         out: list[EmbeddingChunk | None] = []
@@ -93,7 +93,7 @@ class Embedder:
         todo = select(batch, wanted)
         vectors = _to_f16(self.runtime.embed(todo)) if todo.pairs else np.zeros((0, self.dims.dim), np.float16)
         topics = self._topics(todo)
-        finite = np.isfinite(vectors).all(axis=1)
+        finite: npt.NDArray[np.bool_] = np.isfinite(vectors).all(axis=1)
         self.counters["pairs_embedded"] += int(finite.sum())
         self.counters["pairs_not_finite"] += int((~finite).sum())
         out: list[EmbeddingChunk | None] = []
@@ -105,21 +105,12 @@ class Embedder:
                 out.append(None)
                 continue
             at = at[np.argsort(todo.items[at], kind="stable")]
-            out.append(
-                EmbeddingChunk(
-                    user=r.user,
-                    ts_ms=r.ts_ms,
-                    model=self.runtime.info.fm_hash,
-                    fingerprint=int(prints[b]),
-                    items=todo.items[at],
-                    topics=topics[at],
-                    vectors=vectors[at],
-                    scales=None,
-                    state=_NO_F16,
-                    profile=_NO_F16,
-                    event_id=r.event_id,
-                )  # fmt: skip
-            )
+            chunk = EmbeddingChunk(
+                user=r.user, ts_ms=r.ts_ms, model=self.runtime.info.fm_hash, fingerprint=int(prints[b]),
+                items=todo.items[at], topics=topics[at], vectors=vectors[at], scales=None,
+                state=_NO_F16, profile=_NO_F16, event_id=r.event_id,
+            )  # fmt: skip
+            out.append(chunk)
         return out, bad
 
     def _topics(self, batch: PairBatch) -> npt.NDArray[np.uint32]:

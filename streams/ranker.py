@@ -8,7 +8,7 @@ received. The best slot filled names the ad's source.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -88,9 +88,6 @@ class ItemVectors:
         self._topics = np.concatenate([self._topics, topics])
 
 
-Similar = Callable[[Lookup, PairBatch, F32], Slots | None]
-
-
 @dataclass(slots=True)
 class Ranker:
     runtime: Runtime
@@ -114,7 +111,7 @@ class Ranker:
         batch = self.encoder.impressions(events)
         vectors, topics = self._items.get(batch.items)
         found = self._lookup(batch, topics, partitions, stores)
-        slots = build_slots(found, batch, vectors, self.runtime)
+        slots = build_slots(found, batch, vectors, self.runtime, batch.ts_ms)
         logit = self.runtime.score_plus(batch, slots)
         score = (1.0 / (1.0 + np.exp(-logit.astype(np.float64)))).astype(np.float32)
         ages = slots.ages()
@@ -122,7 +119,7 @@ class Ranker:
         source = np.where(filled.any(axis=0), filled.argmax(axis=0), len(SLOTS)).astype(np.int8)
         value = score * _bids(events, batch.pairs)
         rows = np.repeat(np.arange(batch.requests), np.diff(batch.splits))
-        # A score that is not finite (NaN weights pass no bundle check, but input features are other people's) goes last.
+        # A score that is not finite (input features are other people's) goes last.
         order = np.lexsort((np.arange(batch.pairs), np.where(np.isfinite(value), -value, np.inf), rows))
         self._count(batch, source, slots)
         return Ranking(batch, logit, score, source, ages, order)
@@ -157,24 +154,14 @@ class Ranker:
                 explained = {
                     name: [None if age < 0 else age for age in of_ad[k].tolist()] for k, name in enumerate(SLOTS)
                 }
-            out.append(
-                RankedAds(
-                    id=event.id,
-                    user=event.user,
-                    ts=event.ts,
-                    ads=[ads[i] for i in at],
-                    positions=at,
-                    scores=scores[lo:hi],
-                    sources=sources[lo:hi],
-                    ages_ms=[None if age < 0 else age for age in ages[lo:hi]],
-                    vm=info.vm,
-                    fm=info.fm,
-                    state="restoring" if restoring[b] else "live",
-                    received_ms=received_ms[b],
-                    ranked_ms=ranked_ms,
-                    slots=explained,
-                )  # fmt: skip
-            )
+            answer = RankedAds(
+                id=event.id, user=event.user, ts=event.ts, ads=[ads[i] for i in at], positions=at,
+                scores=scores[lo:hi], sources=sources[lo:hi],
+                ages_ms=[None if age < 0 else age for age in ages[lo:hi]],
+                vm=info.vm, fm=info.fm, state="restoring" if restoring[b] else "live",
+                received_ms=received_ms[b], ranked_ms=ranked_ms, slots=explained,
+            )  # fmt: skip
+            out.append(answer)
         return out
 
     def _lookup(
