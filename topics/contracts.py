@@ -23,6 +23,9 @@ class Contract:
     aligned: bool = True
     """partitioned by user id with the same number of partitions as the other aligned topics"""
     cleanup: Literal["delete", "compact"] = "delete"
+    timestamp: Literal["LogAppendTime", "CreateTime"] = "LogAppendTime"
+    """Kafka retention goes by record timestamp. Replayed events are old: with their own time they would be deleted at
+    once, so the broker's time is the record's and event time is a field of the value."""
     max_message_bytes: int = 8 << 20
 
 

@@ -7,16 +7,20 @@ that carry a guarantee (`isolation.level`, `enable.idempotence`, `enable.auto.co
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
+
+from topics.errors import SettingsError
 
 log = logging.getLogger(__name__)
 
-_SECRET_WORDS = ("password", "secret", "token", "key.pem", "sasl.jaas", "credential", "private")
+_SECRET_WORDS = (
+    "password", "passphrase", "secret", "token", "key.pem", "sasl.jaas", "credential", "private", "oauthbearer.config",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +29,19 @@ class KafkaSettings:
     prefix: str = "solaris."
     partitions: int = 4
     replication: int = 1
-    properties: Mapping[str, Any] = field(default_factory=dict)
-    """librdkafka properties, passed through to every client"""
+    retention_ms: Mapping[str, int] = field(default_factory=dict)
+    """topic (without the prefix) -> how long its records are kept; topics not named keep their contract's"""
+    properties: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """librdkafka properties, passed through to every client; not in `repr`, since some are secrets"""
 
     def topic(self, name: str) -> str:
         """Full name of a contract's topic: `topic("candidates")` -> "solaris.candidates"."""
         return self.prefix + name
+
+
+def group_name(kafka: KafkaSettings, role: str) -> str:
+    """Consumer group of a role: `group_name(kafka, "ranker")` -> "solaris.ranker"."""
+    return kafka.prefix + role
 
 
 def masked(properties: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,8 +57,9 @@ def common(kafka: KafkaSettings) -> dict[str, Any]:
     return {"bootstrap.servers": kafka.bootstrap, "log.connection.close": False, **kafka.properties}
 
 
-def admin(kafka: KafkaSettings) -> AdminClient:
-    return AdminClient(common(kafka), logger=log)
+def admin(kafka: KafkaSettings, error_cb: Callable[[KafkaError], None] | None = None) -> AdminClient:
+    """`error_cb` hears what librdkafka would only log: refused connections, failed logins, wrong certificates."""
+    return _client(AdminClient, common(kafka) | ({"error_cb": error_cb} if error_cb else {}))
 
 
 def producer(kafka: KafkaSettings, transactional_id: str | None = None, **properties: Any) -> Producer:
@@ -64,7 +76,7 @@ def producer(kafka: KafkaSettings, transactional_id: str | None = None, **proper
     }
     if transactional_id is not None:
         conf["transactional.id"] = transactional_id
-    return Producer(conf, logger=log)
+    return _client(Producer, conf)
 
 
 def consumer(kafka: KafkaSettings, group: str, committed: bool = True, **properties: Any) -> Consumer:
@@ -81,7 +93,19 @@ def consumer(kafka: KafkaSettings, group: str, committed: bool = True, **propert
         "enable.auto.offset.store": False,
         "isolation.level": "read_committed" if committed else "read_uncommitted",
     }
-    return Consumer(conf, logger=log)
+    return _client(Consumer, conf)
+
+
+def _client(kind: Any, conf: dict[str, Any]) -> Any:
+    """librdkafka checks its properties here. Its message is not shown where it quotes a secret."""
+    try:
+        return kind(conf, logger=log)
+    except (KafkaException, TypeError, ValueError) as e:
+        error = e.args[0] if e.args else e
+        text = error.str() if hasattr(error, "str") else str(error)
+        if any(str(v) in text for k, v in conf.items() if is_secret(k) and str(v)):
+            text = "a property is not accepted (the message holds a secret and is not shown)"
+        raise SettingsError("kafka.properties", masked(conf), text) from None
 
 
 def _dotted(properties: Mapping[str, Any]) -> dict[str, Any]:
