@@ -55,7 +55,7 @@ class Embedder:
         batch = select(batch, np.zeros(batch.pairs, bool))
         prints = fingerprints(batch)
         states = _to_f16(self.runtime.user_state(batch))
-        finite: npt.NDArray[np.bool_] = np.isfinite(states).all(axis=1)
+        finite = _finite_rows(states)
         self.counters["states"] += int(finite.sum())
         self.counters["states_not_finite"] += int((~finite).sum())
         out: list[EmbeddingChunk | None] = []
@@ -93,7 +93,7 @@ class Embedder:
         todo = select(batch, wanted)
         vectors = _to_f16(self.runtime.embed(todo)) if todo.pairs else np.zeros((0, self.dims.dim), np.float16)
         topics = self._topics(todo)
-        finite: npt.NDArray[np.bool_] = np.isfinite(vectors).all(axis=1)
+        finite = _finite_rows(vectors)
         self.counters["pairs_embedded"] += int(finite.sum())
         self.counters["pairs_not_finite"] += int((~finite).sum())
         out: list[EmbeddingChunk | None] = []
@@ -186,3 +186,7 @@ def _to_f16(a: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
     """float16, large values clipped to its range instead of becoming infinite; NaN and infinity stay for the check."""
     finite = np.isfinite(a)
     return np.where(finite, np.clip(a, -F16_MAX, F16_MAX), a).astype(np.float16)
+
+
+def _finite_rows(a: npt.NDArray[np.float16]) -> npt.NDArray[np.bool_]:
+    return np.asarray(np.isfinite(a).all(axis=1))
