@@ -1,0 +1,318 @@
+"""Streams a simulated world to disk, window by window, with bounded memory.
+
+Each window: run every user to its end, sort the records by their place in the log, write those before the window's end
+and keep the rest (feedback to come, late events). What stays in memory is the world (about 1.5 kB a user, 0.1 kB an
+item) and one window of records. The bytes do not depend on the window's length.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from topics.errors import SettingsError
+from topics.simulator import kernel
+from topics.simulator.config import GRID_MS, HOUR_MS, SimulatorConfig
+from topics.simulator.world import FORMATS, Users, World, build
+
+Array = npt.NDArray[Any]
+_WINDOWS_MS = (600_000, 300_000, 120_000, 60_000, 30_000, 10_000, 5_000, 2_000, 1_000)
+_WINDOW_BYTES = 32 << 20
+
+
+class Summary(msgspec.Struct):
+    """What a log holds."""
+
+    items: int = 0
+    candidates: int = 0
+    candidate_pairs: int = 0
+    impressions: int = 0
+    ads: int = 0
+    feedback: int = 0
+    clicks: int = 0
+    bytes: int = 0
+
+    @property
+    def ctr(self) -> float:
+        return self.clicks / self.ads if self.ads else 0.0
+
+
+@dataclass(slots=True)
+class Block:
+    """Whole lines in log order, and the truth of the impressions among them."""
+
+    data: memoryview | bytes
+    summary: Summary
+    """of this block alone"""
+    impression_user: Array = field(default_factory=lambda: np.empty(0, np.int64))
+    impression_sequence: Array = field(default_factory=lambda: np.empty(0, np.int64))
+    truth: Array = field(default_factory=lambda: np.empty(0, np.float32))
+    """float32, end to end"""
+    truth_count: Array = field(default_factory=lambda: np.empty(0, np.int64))
+    """ads of each impression"""
+
+
+def blocks(c: SimulatorConfig) -> Iterator[Block]:
+    """The log in order. A block's data is valid until the next one is asked for."""
+    world, users = build(c)
+    yield _item_block(c, world)
+    begin = int(world.born[0])
+    p = kernel.params(c, begin, float(world.hour_activity.mean()))
+    record_bytes = _record_bytes(c)
+    window = _window_ms(c, record_bytes)
+    ids = np.empty(max(c.candidates, c.ads), np.int32)
+    order = np.empty(c.ads, np.int32)
+    scores = np.empty(c.candidates, np.float64)
+    out = _out(64, 4 * record_bytes + (1 << 20), 64 * c.ads)
+    now = begin
+    while now < c.end_ms:
+        until = min(now + window, c.end_ms)
+        _renew_items(world, now, until)
+        user = 0
+        while True:
+            user = kernel.run_users(world, users, p, out, user, until, ids, order, scores, record_bytes)
+            if user == c.users:
+                break
+            out = _grown(out, 2 * record_bytes, c.ads)
+        yield from _drain(out, until)
+        now = until
+    yield from _drain(out, None)
+
+
+def write_log(c: SimulatorConfig, path: Path, truth: Path | None = None) -> Summary:
+    """Writes beside `path` first and renames when whole, so a log that exists is complete."""
+    if path.suffix not in (".jsonl", ".parquet"):
+        raise SettingsError("simulate.out", str(path), "the name must end with .jsonl or .parquet")
+    total = Summary()
+    sink = _truth_sink(truth)
+    part = path.with_name(path.name + ".part")
+    try:
+        with _log_sink(path.suffix, part) as log:
+            for block in blocks(c):
+                log.write(block.data)
+                sink.add(block)
+                _accumulate(total, block.summary)
+        sink.finish()
+        os.replace(part, path)
+    except BaseException:
+        sink.abandon()
+        with contextlib.suppress(FileNotFoundError):
+            part.unlink()
+        raise
+    return total
+
+
+def _accumulate(total: Summary, more: Summary) -> None:
+    for name in Summary.__struct_fields__:
+        setattr(total, name, getattr(total, name) + getattr(more, name))
+
+
+def _record_bytes(c: SimulatorConfig) -> int:
+    """More than any record of this config can take."""
+    return 512 + 40 * c.history + 24 * c.candidates + 48 * c.ads
+
+
+def _window_ms(c: SimulatorConfig, record_bytes: int) -> int:
+    """The longest window whose records are expected to fit `_WINDOW_BYTES`, at a busy hour."""
+    records_per_ms = 3.0 * c.users * c.sessions_per_day * c.steps_per_session / (24 * HOUR_MS)
+    for window in _WINDOWS_MS:
+        if records_per_ms * window * record_bytes <= _WINDOW_BYTES:
+            return window
+    return _WINDOWS_MS[-1]
+
+
+def _renew_items(world: World, now: int, until: int) -> None:
+    """Puts the items born by `now` into their slots. Births are on a grid that no window crosses unaligned."""
+    grid = now - now % GRID_MS
+    a, b = np.searchsorted(world.born, [grid, grid + 1])
+    world.slot_item[world.slot[a:b]] = np.arange(a, b, dtype=np.int32)
+
+
+def _out(records: int, data: int, truth: int) -> kernel.Out:
+    def column(dtype: Any = np.int64) -> Array:
+        return np.empty(records, dtype)
+
+    return kernel.Out(
+        data=np.empty(data, np.uint8), key=column(), ts=column(), offset=column(), length=column(),
+        kind=column(np.int8), user=column(), sequence=column(), pairs=column(),
+        truth=np.empty(truth, np.float32), truth_offset=column(), n=np.zeros(3, np.int64),
+    )  # fmt: skip
+
+
+def _grown(out: kernel.Out, data: int, truth: int) -> kernel.Out:
+    """A copy with twice the room."""
+    new = _out(2 * len(out.key), 2 * len(out.data) + data, 2 * len(out.truth) + truth)
+    for name in kernel.Out._fields:
+        old = getattr(out, name)
+        getattr(new, name)[: len(old)] = old
+    return new
+
+
+def _drain(out: kernel.Out, until: int | None) -> Iterator[Block]:
+    """Yields what stands before `until` (None: all) in the log and moves the rest to the front of `out`."""
+    n = int(out.n[0])
+    key = out.key[:n]
+    ready = np.flatnonzero(key < until) if until is not None else np.arange(n)
+    if not len(ready):
+        return
+    # ties by user, then sequence, then kind: feedback has its impression's sequence and comes after it
+    rank = np.lexsort((out.kind[ready], out.sequence[ready], out.user[ready], out.ts[ready], key[ready]))
+    ready = ready[rank]
+    data = np.empty(int(out.length[ready].sum()), np.uint8)
+    kernel.gather(out, ready, data)
+    kind = out.kind[ready]
+    cands, imps, fbs = (ready[kind == k] for k in (0, 1, 2))
+    counts = out.pairs[imps]
+    yield Block(
+        data=memoryview(data),  # type: ignore[arg-type]
+        summary=Summary(
+            candidates=len(cands), candidate_pairs=int(out.pairs[cands].sum()), impressions=len(imps),
+            ads=int(counts.sum()), feedback=len(fbs), clicks=int(out.pairs[fbs].sum()), bytes=len(data),
+        ),
+        impression_user=out.user[imps], impression_sequence=out.sequence[imps],
+        truth=_ragged(out.truth, out.truth_offset[imps], counts), truth_count=counts.copy(),
+    )  # fmt: skip
+    _compact(out, key >= until if until is not None else np.zeros(n, bool))
+
+
+def _ragged(values: Array, start: Array, count: Array) -> Array:
+    """values[start[i] : start[i] + count[i]] end to end."""
+    total = int(count.sum())
+    end = np.cumsum(count)
+    return values[np.arange(total) + np.repeat(start - (end - count), count)]
+
+
+def _compact(out: kernel.Out, keep: Array) -> None:
+    rest = np.flatnonzero(keep)
+    n = len(rest)
+    data = np.empty(int(out.length[rest].sum()), np.uint8)
+    kernel.gather(out, rest, data)
+    truth_count = np.where(out.kind[rest] == kernel.KIND_IMPRESSION, out.pairs[rest], 0)
+    truth = _ragged(out.truth, out.truth_offset[rest], truth_count)
+    for name in ("key", "ts", "length", "kind", "user", "sequence", "pairs"):
+        column = getattr(out, name)
+        column[:n] = column[rest]
+    out.offset[:n] = np.cumsum(out.length[:n]) - out.length[:n]
+    out.truth_offset[:n] = np.cumsum(truth_count) - truth_count
+    out.data[: len(data)] = data
+    out.truth[: len(truth)] = truth
+    out.n[:] = n, len(data), len(truth)
+
+
+def _item_block(c: SimulatorConfig, world: World) -> Block:
+    """Every item of the log's span, with `ts` 0: a catalogue that is known before the first event."""
+    encode = msgspec.json.encode
+    parts = []
+    price = kernel.PRICE_SCALE * np.exp(kernel.PRICE_SD * world.price_level)
+    alive = np.flatnonzero(world.dies > c.start_ms - 24 * HOUR_MS)
+    for i in alive.tolist():
+        sub = int(world.sub[i])
+        features = {
+            "category": f"t{sub // c.subtopics}",
+            "sub_category": f"t{sub // c.subtopics}s{sub % c.subtopics}",
+            "advertiser": f"v{world.advertiser[i]}",
+            "format": FORMATS[world.format[i]],
+            "price": round(float(price[i]), 2),
+        }
+        parts.append(encode({"type": "item", "id": f"a{i}", "ts": 0, "features": features}))
+    data = b"\n".join(parts) + b"\n"
+    return Block(data=data, summary=Summary(items=len(alive), bytes=len(data)))
+
+
+class _LogSink:
+    def write(self, data: memoryview | bytes) -> None: ...
+
+    def __enter__(self) -> _LogSink:
+        return self
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
+class _JsonLines(_LogSink):
+    def __init__(self, path: Path) -> None:
+        self._file: BinaryIO = open(path, "wb", buffering=0)  # noqa: SIM115
+
+    def write(self, data: memoryview | bytes) -> None:
+        view = memoryview(data)
+        while len(view):
+            view = view[self._file.write(view) :]
+
+    def __exit__(self, *exc: object) -> None:
+        self._file.close()
+
+
+def _log_sink(suffix: str, path: Path) -> _LogSink:
+    if suffix == ".jsonl":
+        return _JsonLines(path)
+    from topics.simulator.parquet import ParquetLog
+
+    return ParquetLog(path)
+
+
+class _TruthSink:
+    """Base: keeps nothing."""
+
+    def add(self, block: Block) -> None: ...
+
+    def finish(self) -> None: ...
+
+    def abandon(self) -> None: ...
+
+
+class _NpzTruth(_TruthSink):
+    """`p` float32[N] and `splits` int64[B+1]: impression b of the log has p[splits[b]:splits[b+1]]. The values are
+    spooled to disk, so memory stays bounded (8 bytes an impression)."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._spool = path.with_name(path.name + ".spool")
+        self._file = open(self._spool, "w+b")  # noqa: SIM115
+        self._counts: list[Array] = []
+
+    def add(self, block: Block) -> None:
+        self._file.write(block.truth.astype("<f4").tobytes())
+        self._counts.append(block.truth_count)
+
+    def finish(self) -> None:
+        splits = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(self._counts))]).astype("<i8")
+        self._file.seek(0)
+        part = self._path.with_name(self._path.name + ".part")
+        with zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as z:
+            for name, dtype, count in (("p", "<f4", int(splits[-1])), ("splits", "<i8", len(splits))):
+                info = zipfile.ZipInfo(f"{name}.npy", (1980, 1, 1, 0, 0, 0))
+                with z.open(info, "w", force_zip64=True) as f:
+                    head = {"descr": dtype, "fortran_order": False, "shape": (count,)}
+                    np.lib.format.write_array_header_1_0(f, head)
+                    if name == "splits":
+                        f.write(splits.tobytes())
+                    else:
+                        while piece := self._file.read(1 << 22):
+                            f.write(piece)
+        os.replace(part, self._path)
+        self.abandon()
+
+    def abandon(self) -> None:
+        self._file.close()
+        with contextlib.suppress(FileNotFoundError):
+            self._spool.unlink()
+
+
+def _truth_sink(path: Path | None) -> _TruthSink:
+    if path is None:
+        return _TruthSink()
+    if path.suffix == ".npz":
+        return _NpzTruth(path)
+    if path.suffix == ".parquet":
+        from topics.simulator.parquet import ParquetTruth
+
+        return ParquetTruth(path)
+    raise SettingsError("simulate.truth", str(path), "the name must end with .npz or .parquet")
