@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from topics.simulator.config import HOUR_MS, SimulatorConfig
-from topics.simulator.render import put, put_event_id, put_fixed, put_id, put_ids, put_int, put_numbers, text
+from topics.simulator.jit import inner, outer
+from topics.simulator.render import put, put_event_id, put_id, put_ids, put_int, put_numbers, text
 from topics.simulator.world import CLICKS, FAVOURITES, SHOWN
 
 START, STEP, AFTER_EVENT, AFTER_CLICK = 0, 1, 2, 3
@@ -132,7 +132,7 @@ _M2 = np.uint64(0x94D049BB133111EB)
 _S30, _S27, _S31, _S11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
 
 
-@njit(cache=True)
+@inner
 def rand(state: Any, u: int) -> float:
     """Uniform in [0, 1) of user u's splitmix64."""
     state[u] = state[u] + _GOLD
@@ -143,28 +143,28 @@ def rand(state: Any, u: int) -> float:
     return float(z >> _S11) * (1.0 / 9007199254740992.0)
 
 
-@njit(cache=True)
+@inner
 def randint(state: Any, u: int, n: int) -> int:
     return int(rand(state, u) * n)
 
 
-@njit(cache=True)
+@inner
 def exponential(state: Any, u: int, mean: float) -> float:
     return -mean * np.log(1.0 - rand(state, u))
 
 
-@njit(cache=True)
+@inner
 def normal(state: Any, u: int) -> float:
     r = np.sqrt(-2.0 * np.log(1.0 - rand(state, u)))
     return r * np.cos(2.0 * np.pi * rand(state, u))
 
 
-@njit(cache=True)
+@inner
 def trend_of(w: Any, p: Any, demographic: int, ts: int) -> int:
     return w.trend[demographic, (ts - p.trend_begin + w.trend_phase[demographic]) // p.trend_ms]
 
 
-@njit(cache=True)
+@inner
 def advance_interest(w: Any, s: Any, p: Any, u: int, ts: int) -> None:
     """Redraws the current interest when its time is over. The gap may hold many switches: exponential times have no
     memory, so the last of them is enough."""
@@ -180,14 +180,14 @@ def advance_interest(w: Any, s: Any, p: Any, u: int, ts: int) -> None:
     s.switch_ts[u] = ts + 1 + int(exponential(s.rng, u, p.switch_ms))
 
 
-@njit(cache=True)
+@inner
 def item_of(w: Any, s: Any, p: Any, u: int, sub: int) -> int:
     """A random live item of a sub-topic."""
     per = len(w.slot_item) // p.n_sub
     return w.slot_item[sub + p.n_sub * randint(s.rng, u, per)]
 
 
-@njit(cache=True)
+@inner
 def popular(w: Any, s: Any, u: int) -> int:
     """The best quality of four live items."""
     best = w.slot_item[randint(s.rng, u, len(w.slot_item))]
@@ -198,13 +198,13 @@ def popular(w: Any, s: Any, u: int) -> int:
     return best
 
 
-@njit(cache=True)
+@inner
 def history_at(s: Any, u: int, back: int) -> int:
     """Ring index of the entry `back` steps before the newest."""
     return (s.history_n[u] - 1 - back) % s.history_item.shape[1]
 
 
-@njit(cache=True)
+@inner
 def push_history(s: Any, u: int, item: int, ts: int, kind: int) -> None:
     i = s.history_n[u] % s.history_item.shape[1]
     s.history_item[u, i] = item
@@ -213,7 +213,7 @@ def push_history(s: Any, u: int, item: int, ts: int, kind: int) -> None:
     s.history_n[u] += 1
 
 
-@njit(cache=True)
+@inner
 def touch(w: Any, s: Any, p: Any, u: int, ts: int) -> None:
     """A search or view, about the current interest with probability `reveal`."""
     kind = SEARCH if rand(s.rng, u) < 0.3 else VIEW
@@ -240,7 +240,7 @@ def touch(w: Any, s: Any, p: Any, u: int, ts: int) -> None:
     push_history(s, u, item, ts, kind)
 
 
-@njit(cache=True)
+@inner
 def retrieve(w: Any, s: Any, p: Any, u: int, interest_known: float) -> int:
     """One item as a retrieval stage would find it: the current interest where the request says it, sub-topics and
     topics of recent events, long-term taste, popularity. It does not see the truth but for `interest_known`."""
@@ -260,7 +260,7 @@ def retrieve(w: Any, s: Any, p: Any, u: int, interest_known: float) -> int:
     return popular(w, s, u)
 
 
-@njit(cache=True)
+@inner
 def take(w: Any, ids: Any, n: int, item: int) -> int:
     """Appends `item` unless the list under way holds it; returns the new length."""
     if w.stamp[item] == w.stamp_now[0]:
@@ -270,7 +270,7 @@ def take(w: Any, ids: Any, n: int, item: int) -> int:
     return n + 1
 
 
-@njit(cache=True)
+@inner
 def relevance(w: Any, s: Any, u: int, item: int) -> float:
     """Long-term affinity of user and item, about N(0, 1)."""
     a = 0.0
@@ -279,12 +279,12 @@ def relevance(w: Any, s: Any, u: int, item: int) -> float:
     return a
 
 
-@njit(cache=True)
+@inner
 def keep_probability(p: Any, share: float, gap: int) -> float:
     return share * np.exp(-gap / (8.0 * HOUR_MS))
 
 
-@njit(cache=True)
+@inner
 def fill_candidates(w: Any, s: Any, p: Any, u: int, ts: int, ids: Any, scores: Any) -> int:
     """Retrieval for the next hours: items touched lately, then what is kept of the last list, then fresh ones."""
     w.stamp_now[0] += 1
@@ -316,7 +316,7 @@ def fill_candidates(w: Any, s: Any, p: Any, u: int, ts: int, ids: Any, scores: A
     return n
 
 
-@njit(cache=True)
+@inner
 def fill_ads(w: Any, s: Any, p: Any, u: int, ts: int, ids: Any) -> int:
     """Ads of a request: some touched lately, a share of the last candidates, the rest found now."""
     w.stamp_now[0] += 1
@@ -344,7 +344,7 @@ def fill_ads(w: Any, s: Any, p: Any, u: int, ts: int, ids: Any) -> int:
     return n
 
 
-@njit(cache=True)
+@inner
 def times_shown(s: Any, u: int, item: int) -> int:
     n = 0
     for i in range(min(s.shown_n[u], SHOWN)):
@@ -353,7 +353,7 @@ def times_shown(s: Any, u: int, item: int) -> int:
     return n
 
 
-@njit(cache=True)
+@inner
 def click_logit(w: Any, s: Any, p: Any, u: int, ts: int, item: int, position: int, price: float) -> float:
     """The truth. Non-linear: the match with the current interest multiplies with long-term affinity."""
     affinity = relevance(w, s, u, item)
@@ -381,7 +381,7 @@ def click_logit(w: Any, s: Any, p: Any, u: int, ts: int, item: int, position: in
     return z
 
 
-@njit(cache=True)
+@inner
 def place(s: Any, p: Any, u: int, ts: int) -> int:
     """Where a record of time `ts` stands in the log."""
     key = ts
@@ -392,7 +392,7 @@ def place(s: Any, p: Any, u: int, ts: int) -> int:
     return key
 
 
-@njit(cache=True)
+@inner
 def begin_record(s: Any, p: Any, out: Any, u: int, ts: int, kind: int, pairs: int) -> int:
     """Fills a record's columns; returns the position of its first byte."""
     r = out.n[0]
@@ -407,7 +407,7 @@ def begin_record(s: Any, p: Any, out: Any, u: int, ts: int, kind: int, pairs: in
     return out.n[1]
 
 
-@njit(cache=True)
+@inner
 def end_record(out: Any, o: int) -> None:
     out.data[o] = 10
     r = out.n[0]
@@ -416,7 +416,7 @@ def end_record(out: Any, o: int) -> None:
     out.n[1] = o + 1
 
 
-@njit(cache=True)
+@inner
 def put_head(s: Any, buf: Any, o: int, letter: int, u: int, ts: int) -> int:
     o = put_event_id(buf, o, letter, u, s.sequence[u])
     o = put(buf, o, _USER)
@@ -425,7 +425,7 @@ def put_head(s: Any, buf: Any, o: int, letter: int, u: int, ts: int) -> int:
     return put_int(buf, o, ts)
 
 
-@njit(cache=True)
+@inner
 def put_features(s: Any, buf: Any, o: int, u: int, ts: int) -> int:
     o = put(buf, o, _FEATURES)
     o = put_int(buf, o, s.demographic[u])
@@ -460,7 +460,7 @@ def put_features(s: Any, buf: Any, o: int, u: int, ts: int) -> int:
     return put(buf, o, _END_FEATURES)
 
 
-@njit(cache=True)
+@inner
 def emit_candidates(w: Any, s: Any, p: Any, out: Any, u: int, ts: int, ids: Any, scores: Any) -> None:
     s.sequence[u] += 1
     n = fill_candidates(w, s, p, u, ts, ids, scores)
@@ -478,7 +478,7 @@ def emit_candidates(w: Any, s: Any, p: Any, out: Any, u: int, ts: int, ids: Any,
     end_record(out, o + 1)
 
 
-@njit(cache=True)
+@inner
 def emit_impression(w: Any, s: Any, p: Any, out: Any, u: int, ts: int, ids: Any, order: Any) -> int:
     """A request, its clicks and its feedback; returns the time of the feedback."""
     s.sequence[u] += 1
@@ -553,7 +553,7 @@ def emit_impression(w: Any, s: Any, p: Any, out: Any, u: int, ts: int, ids: Any,
     return feedback_ts
 
 
-@njit(cache=True)
+@inner
 def next_session(w: Any, s: Any, p: Any, u: int, ts: int) -> int:
     """Start of the user's next session: a Poisson process thinned by the hour of the day."""
     t = float(ts)
@@ -564,7 +564,7 @@ def next_session(w: Any, s: Any, p: Any, u: int, ts: int) -> int:
     return int(t)
 
 
-@njit(cache=True)
+@inner
 def act(w: Any, s: Any, p: Any, out: Any, u: int, ids: Any, order: Any, scores: Any) -> None:
     """One step of user `u` at its `next_ts`, and when the next one is."""
     ts = s.next_ts[u]
@@ -604,7 +604,7 @@ def act(w: Any, s: Any, p: Any, out: Any, u: int, ids: Any, order: Any, scores: 
         s.next_ts[u] = ts + 500 + int(exponential(s.rng, u, mean))
 
 
-@njit(cache=True)
+@outer
 def run_users(w: Any, s: Any, p: Any, out: Any, first: int, until: int, ids: Any, order: Any, scores: Any,
               record_bytes: int) -> int:  # fmt: skip
     """Runs users first.. up to `until`. Returns the user it stopped at for want of room, else the number of users."""
@@ -617,7 +617,7 @@ def run_users(w: Any, s: Any, p: Any, out: Any, first: int, until: int, ids: Any
     return len(s.next_ts)
 
 
-@njit(cache=True)
+@outer
 def gather(out: Any, order: Any, target: Any) -> int:
     """Copies the records of `order` end to end into `target`; returns the bytes copied."""
     o = 0

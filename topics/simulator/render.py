@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from topics.simulator.jit import inner
 
 
 def text(s: str) -> Any:
@@ -17,14 +18,14 @@ def text(s: str) -> Any:
     return np.frombuffer(s.encode(), np.uint8)
 
 
-@njit(cache=True)
+@inner
 def put(buf: Any, o: int, s: Any) -> int:
     for i in range(len(s)):
         buf[o + i] = s[i]
     return o + len(s)
 
 
-@njit(cache=True)
+@inner
 def put_int(buf: Any, o: int, value: int) -> int:
     """A non-negative integer."""
     if value == 0:
@@ -42,7 +43,7 @@ def put_int(buf: Any, o: int, value: int) -> int:
     return o + n
 
 
-@njit(cache=True)
+@inner
 def put_fixed(buf: Any, o: int, value: float, decimals: int) -> int:
     """A non-negative number with 2 or 3 decimals, rounded half up: 0.037, 12.50."""
     scale = 1000 if decimals == 3 else 100
@@ -60,7 +61,7 @@ def put_fixed(buf: Any, o: int, value: float, decimals: int) -> int:
     return o + 2
 
 
-@njit(cache=True)
+@inner
 def put_id(buf: Any, o: int, letter: int, value: int) -> int:
     """A quoted id: "a17"."""
     buf[o] = 34
@@ -70,7 +71,7 @@ def put_id(buf: Any, o: int, letter: int, value: int) -> int:
     return o + 1
 
 
-@njit(cache=True)
+@inner
 def put_event_id(buf: Any, o: int, letter: int, user: int, sequence: int) -> int:
     """A quoted id of an event: "r17-5"."""
     buf[o] = 34
@@ -82,7 +83,7 @@ def put_event_id(buf: Any, o: int, letter: int, user: int, sequence: int) -> int
     return o + 1
 
 
-@njit(cache=True)
+@inner
 def put_ids(buf: Any, o: int, letter: int, ids: Any, n: int) -> int:
     """A list of quoted ids with its brackets."""
     buf[o] = 91
@@ -96,7 +97,7 @@ def put_ids(buf: Any, o: int, letter: int, ids: Any, n: int) -> int:
     return o + 1
 
 
-@njit(cache=True)
+@inner
 def put_numbers(buf: Any, o: int, values: Any, n: int, decimals: int) -> int:
     """A list of non-negative fixed-point numbers with its brackets."""
     buf[o] = 91

@@ -1,4 +1,4 @@
-"""The world before anything happens: taste, items with lifetimes, trends, and the arrays that hold each user's state."""
+"""The world before anything happens: taste, items with lifetimes, trends, and the arrays of the users' state."""
 
 from __future__ import annotations
 

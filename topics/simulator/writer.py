@@ -22,7 +22,7 @@ import numpy.typing as npt
 from topics.errors import SettingsError
 from topics.simulator import kernel
 from topics.simulator.config import GRID_MS, HOUR_MS, SimulatorConfig
-from topics.simulator.world import FORMATS, Users, World, build
+from topics.simulator.world import FORMATS, World, build
 
 Array = npt.NDArray[Any]
 _WINDOWS_MS = (600_000, 300_000, 120_000, 60_000, 30_000, 10_000, 5_000, 2_000, 1_000)
@@ -228,16 +228,16 @@ def _item_block(c: SimulatorConfig, world: World) -> Block:
     return Block(data=data, summary=Summary(items=len(alive), bytes=len(data)))
 
 
-class _LogSink:
+class LogSink:
     def write(self, data: memoryview | bytes) -> None: ...
 
-    def __enter__(self) -> _LogSink:
+    def __enter__(self) -> LogSink:
         return self
 
     def __exit__(self, *exc: object) -> None: ...
 
 
-class _JsonLines(_LogSink):
+class _JsonLines(LogSink):
     def __init__(self, path: Path) -> None:
         self._file: BinaryIO = open(path, "wb", buffering=0)  # noqa: SIM115
 
@@ -250,7 +250,7 @@ class _JsonLines(_LogSink):
         self._file.close()
 
 
-def _log_sink(suffix: str, path: Path) -> _LogSink:
+def _log_sink(suffix: str, path: Path) -> LogSink:
     if suffix == ".jsonl":
         return _JsonLines(path)
     from topics.simulator.parquet import ParquetLog
@@ -258,7 +258,7 @@ def _log_sink(suffix: str, path: Path) -> _LogSink:
     return ParquetLog(path)
 
 
-class _TruthSink:
+class TruthSink:
     """Base: keeps nothing."""
 
     def add(self, block: Block) -> None: ...
@@ -268,7 +268,7 @@ class _TruthSink:
     def abandon(self) -> None: ...
 
 
-class _NpzTruth(_TruthSink):
+class _NpzTruth(TruthSink):
     """`p` float32[N] and `splits` int64[B+1]: impression b of the log has p[splits[b]:splits[b+1]]. The values are
     spooled to disk, so memory stays bounded (8 bytes an impression)."""
 
@@ -306,9 +306,9 @@ class _NpzTruth(_TruthSink):
             self._spool.unlink()
 
 
-def _truth_sink(path: Path | None) -> _TruthSink:
+def _truth_sink(path: Path | None) -> TruthSink:
     if path is None:
-        return _TruthSink()
+        return TruthSink()
     if path.suffix == ".npz":
         return _NpzTruth(path)
     if path.suffix == ".parquet":
