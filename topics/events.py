@@ -32,6 +32,9 @@ MAX_FEATURES = 256
 MAX_EVENT_BYTES = 4 << 20
 MIN_TS = 0
 MAX_TS = 4_102_444_800_000  # 2100-01-01
+MIN_INT, MAX_INT = -(2**63), 2**64 - 1
+MAX_FLOAT = 3.4028234663852886e38  # the largest float32: models compute in it
+MAX_DETAIL_CHARS = 500
 
 
 class Candidates(msgspec.Struct, tag="candidates", tag_field="type", omit_defaults=True):
@@ -158,6 +161,21 @@ def decode_ranked_ads(data: bytes | bytearray | memoryview | str) -> RankedAds:
     return _decode(_decoders[RankedAds], data)
 
 
+def check_key(key: bytes | None, event: Event) -> None:
+    """A record's key is the user id (the item id for items), UTF-8: it decides the partition, and with it the store
+    that is asked. Raises `EventRejected`."""
+    want = str(event.id) if isinstance(event, Item) else event.user
+    if not key:
+        raise EventRejected("missing_key", f"the record has no key; expected {clip(repr(want), 80)}")
+    if key != want.encode("utf-8", "surrogatepass"):
+        raise EventRejected("key_mismatch", f"the key is {clip(repr(key), 80)}, the event's is {clip(repr(want), 80)}")
+
+
+def clip(text: str, limit: int = MAX_DETAIL_CHARS) -> str:
+    """`text`, or its beginning and its length: what was received may be long, what is said about it is not."""
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
+
+
 def _decode(decoder: msgspec.json.Decoder[Any], data: bytes | bytearray | memoryview | str) -> Any:
     if data is None or len(data) == 0:
         raise DecodeError("empty", "the record has no value")
@@ -166,13 +184,19 @@ def _decode(decoder: msgspec.json.Decoder[Any], data: bytes | bytearray | memory
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as e:
-        raise DecodeError("wrong_type", str(e)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-        raise DecodeError("not_json", str(e)) from None
+        text = clip(str(e))
+        if "`$.type`" in text or "field `type`" in text or text.startswith("Invalid value"):
+            raise DecodeError("unknown_type", text) from None
+        raise DecodeError("wrong_type", text) from None
+    except (msgspec.DecodeError, UnicodeError, RecursionError, ValueError) as e:
+        raise DecodeError("not_json", clip(str(e))) from None
 
 
 def check(event: Event) -> None:
-    """The rules beyond types. Raises `EventRejected` with a stable reason code."""
+    """The rules beyond types. Raises `EventRejected` with a stable reason code.
+
+    Most values are fine, so lists are looked at in whole by functions of C speed; only a list that fails is walked.
+    """
     if not MIN_TS <= event.ts <= MAX_TS:
         raise EventRejected("time_out_of_range", f"ts = {event.ts} ms; expected {MIN_TS}..{MAX_TS}")
     if isinstance(event, Item):
@@ -203,15 +227,25 @@ def check(event: Event) -> None:
             _check_ids("converted", event.converted)
 
 
-def _check_ids(field: str, ids: Sequence[ItemId]) -> None:
+def _check_ids(field: str, ids: Sequence[Any]) -> None:
     if len(ids) > MAX_ITEMS:
         raise EventRejected("too_many_items", f"{field} has {len(ids)} ids, at most {MAX_ITEMS}")
+    try:
+        # None empty, so none is longer than what the others leave of the total; else the longest is looked for.
+        if all(ids) and (len("".join(ids)) - len(ids) < MAX_ID_CHARS or max(map(len, ids)) <= MAX_ID_CHARS):
+            return
+    except TypeError:  # not strings only
+        pass
     for i in ids:
         if type(i) is str:
             if not i:
                 raise EventRejected("empty_id", f"{field} has an empty id")
             if len(i) > MAX_ID_CHARS:
                 raise EventRejected("id_too_long", f"{field} has an id of {len(i)} characters, at most {MAX_ID_CHARS}")
+        elif type(i) is not int:
+            raise EventRejected("wrong_type", f"{field} has {clip(repr(i), 80)}; expected ids, strings or integers")
+        elif not MIN_INT <= i <= MAX_INT:
+            raise EventRejected("id_out_of_range", f"{field} has an integer id of more than 64 bits")
 
 
 def _check_aligned_floats(field: str, values: list[float] | None, n: int) -> None:
@@ -219,8 +253,28 @@ def _check_aligned_floats(field: str, values: list[float] | None, n: int) -> Non
         return
     if len(values) != n:
         raise EventRejected("not_aligned", f"{field} has {len(values)} values for {n} ids")
-    if not all(map(math.isfinite, values)):
-        raise EventRejected("not_finite", f"{field} has a value that is not finite")
+    if n:
+        _check_values(field, values)
+
+
+def _check_values(field: str, values: Sequence[Any]) -> None:
+    """Numbers of a list that is not empty must be finite as the float32 they become; the rest is not looked at."""
+    try:
+        if type(values[0]) is str:
+            "".join(values)  # strings only: nothing to check
+            return
+        if math.hypot(*values) <= MAX_FLOAT:  # no smaller than its largest term; NaN and infinity fail too
+            return
+    except (TypeError, OverflowError):  # mixed, or an integer beyond 64-bit floats
+        pass
+    for v in values:
+        if type(v) is float or type(v) is int:
+            _check_number(field, v)
+
+
+def _check_number(field: str, value: float) -> None:
+    if not -MAX_FLOAT <= value <= MAX_FLOAT:  # false for NaN
+        raise EventRejected("not_finite", f"{field} has a number that is not finite or beyond 32-bit floats")
 
 
 def _check_features(field: str, features: Features) -> None:
@@ -229,23 +283,35 @@ def _check_features(field: str, features: Features) -> None:
     for name, value in features.items():
         if type(value) is list:
             if len(value) > MAX_HISTORY:
-                raise EventRejected("too_many_items", f"{field}.{name} has {len(value)} values, at most {MAX_HISTORY}")
+                where = f"{field}.{clip(name, 80)}"
+                raise EventRejected("too_many_items", f"{where} has {len(value)} values, at most {MAX_HISTORY}")
             if name == "history":
-                for v in value:
-                    if type(v) is not str and type(v) is not int:
-                        raise EventRejected("wrong_type", f"{field}.history has {v!r}; expected item ids")
-        elif type(value) is float and not math.isfinite(value):
-            raise EventRejected("not_finite", f"{field}.{name} is not finite")
-        elif name in ("history", "history_ts", "history_kind"):
-            raise EventRejected("wrong_type", f"{field}.{name} is {value!r}; expected a list")
-    history = features.get("history")
-    for name in ("history_ts", "history_kind"):
+                _check_ids(field + ".history", value)
+            elif name == "history_ts":
+                _check_times(field + ".history_ts", value)
+            elif value:
+                _check_values(f"{field}.{clip(name, 80)}", value)
+        elif type(value) is float or type(value) is int:
+            _check_number(f"{field}.{clip(name, 80)}", value)
+    for name in ("history", "history_ts", "history_kind"):
         column = features.get(name)
-        if column is not None:
-            n = len(history) if isinstance(history, list) else 0
-            if not isinstance(column, list) or len(column) != n:
-                m = len(column) if isinstance(column, list) else "no"
-                raise EventRejected("not_aligned", f"{field}.{name} has {m} values for {n} of history")
+        if column is None:
+            continue
+        if type(column) is not list:
+            raise EventRejected("wrong_type", f"{field}.{name} is {clip(repr(column), 80)}; expected a list")
+        n = len(features.get("history") or ())  # type: ignore[arg-type]
+        if len(column) != n:
+            raise EventRejected("not_aligned", f"{field}.{name} has {len(column)} values for {n} of history")
+
+
+def _check_times(field: str, values: list[Any]) -> None:
+    if set(map(type, values)) == {int} and min(values) >= -1 and max(values) <= MAX_TS:
+        return
+    for v in values:
+        if v is not None and type(v) is not int:
+            raise EventRejected("wrong_type", f"{field} has {clip(repr(v), 80)}; expected milliseconds or null")
+        if v is not None and not -1 <= v <= MAX_TS:
+            raise EventRejected("time_out_of_range", f"{field} has {v} ms; expected -1 (unknown) or {MIN_TS}..{MAX_TS}")
 
 
 def _check_columns(field: str, columns: Columns | None, n: int) -> None:
@@ -255,7 +321,6 @@ def _check_columns(field: str, columns: Columns | None, n: int) -> None:
         raise EventRejected("too_many_features", f"{field} has {len(columns)} columns, at most {MAX_FEATURES}")
     for name, values in columns.items():
         if len(values) != n:
-            raise EventRejected("not_aligned", f"{field}.{name} has {len(values)} values for {n} ids")
-        for v in values:
-            if type(v) is float and not math.isfinite(v):
-                raise EventRejected("not_finite", f"{field}.{name} has a value that is not finite")
+            raise EventRejected("not_aligned", f"{field}.{clip(name, 80)} has {len(values)} values for {n} ids")
+        if n:
+            _check_values(f"{field}.{clip(name, 80)}", values)

@@ -134,14 +134,14 @@ def schema(
 
     Example: solaris topics schema --out docs/schemas
     """
-    from topics import schema as schemas
+    from topics.schema import stale, write
 
-    stale = schemas.stale(out)
+    old = stale(out)
     if verify:
-        for name in stale:
+        for name in old:
             print(f"not current: {out / name}")
-        raise typer.Exit(1 if stale else 0)
-    for path in schemas.write(out):
+        raise typer.Exit(1 if old else 0)
+    for path in write(out):
         print(path)
 
 
