@@ -1,0 +1,301 @@
+"""`RocksStore`: one changelog partition's embedding chunks in RocksDB."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from rocksdict import Checkpoint, Rdict, RdictIter, WriteBatch
+
+from state import database, kernels, metadata, segments
+from state.answers import empty_lookup
+from state.api import I64, U32, U64, ApplyResult, ChangelogRecord, Lookup, StoreDims, StoreSettings
+from state.cache import Arena, UserCache, arena_of
+from state.chunk import KEY, USER, kept_bytes, parse_batch
+from topics.errors import SettingsError, StoreError, StoreFull
+
+log = logging.getLogger(__name__)
+
+_SPARE_BYTES = 8 << 20
+
+
+class RocksStore:
+    """An `EmbeddingStore`. Methods may be called from several threads; they take turns."""
+
+    def __init__(self, path: Path | str, settings: StoreSettings = StoreSettings()) -> None:
+        for key in ("ttl_ms", "window_ms", "segments_per_ttl", "cache_bytes"):
+            if getattr(settings, key) <= 0:
+                raise SettingsError(f"store.{key}", getattr(settings, key), "must be above 0")
+        if settings.grace_ms < 0:
+            raise SettingsError("store.grace_ms", settings.grace_ms, "must not be below 0")
+        self.path = Path(path)
+        self.settings = settings
+        self._times = segments.Times.of(settings)
+        self._turn = threading.RLock()
+        self._counts = dict.fromkeys(("applied", "pairs", "expired", "rejected", "segments_dropped"), 0)
+        self._cache = UserCache(settings.cache_bytes // 2)
+        self._open()
+        log.info("state: %s opened at offset %s, clock %d ms, %d segments",
+                 self.path, self.position, self.clock_ms, len(self._families))  # fmt: skip
+
+    def _open(self) -> None:
+        opened = database.open_database(self.path, self.settings)
+        self._database = opened
+        self._db: Rdict | None = opened.db
+        self._meta = opened.meta
+        self.rebuilt = opened.rebuilt
+        self._families: dict[str, Rdict] = {n: opened.db.get_column_family(n) for n in opened.names}
+        self._handles = {n: opened.db.get_column_family_handle(n) for n in opened.names}
+        self._iterators: dict[str, RdictIter] = {}
+        self._read = database.read_options()
+
+    @property
+    def position(self) -> int | None:
+        return self._meta.position
+
+    @property
+    def clock_ms(self) -> int:
+        return self._meta.clock_ms
+
+    @property
+    def _floor(self) -> int:
+        return self._times.floor(self._meta.clock_ms)
+
+    def apply(self, records: Sequence[ChangelogRecord], next_offset: int | None = None) -> ApplyResult:
+        """One WriteBatch. In this order: space is checked, segments are made, the batch is written, the cache follows.
+
+        1. Either all of the batch is stored with the position behind it, or nothing is.
+        2. Writing a record again changes nothing.
+        3. A record that is no chunk is reported and passed over; the position moves on.
+        """
+        with self._turn:
+            db = self._opened()
+            batch = parse_batch(records)
+            alive = ~(batch.ts_ms + self._times.horizon <= self._floor)
+            expired = len(alive) - int(alive.sum())
+            if expired:
+                batch = batch.take(alive)
+            self._check_space(batch.words.nbytes)
+            write = WriteBatch(raw_mode=True)
+            far = self._meta.far_ts_ms
+            keys = batch.keys
+            touched = set()
+            family = ""
+            start, end, handle = 0, 0, None
+            for i, (r, ts) in enumerate(zip(batch.records.tolist(), batch.ts_ms.tolist(), strict=True)):
+                if not start <= ts < end:
+                    family, start, end = self._family_for(ts)
+                    handle = self._handles[family]
+                    touched.add(family)
+                if family == segments.FAR:
+                    far = max(far, ts)
+                write.put(keys[KEY.size * i : KEY.size * (i + 1)], records[r].value, handle)
+            position = self._meta.position
+            after = next_offset if next_offset is not None else (records[-1].offset + 1 if records else None)
+            if after is not None and (position is None or after > position):
+                position = after
+            meta = metadata.Metadata(position, self._meta.clock_ms, far)
+            if meta != self._meta or len(batch.records):
+                write.put(metadata.KEY, meta.encode())
+                self._write(db, write)
+            known_below = self._meta.position or 0
+            self._meta = meta
+            for name in touched:
+                self._iterators.pop(name, None)
+            if len(batch.records):
+                self._cache.append(batch.users, batch.offsets, batch.starts, batch.kept, batch.words, known_below)
+            pairs = int(batch.pairs.sum())
+            for key, count in (("applied", len(batch.records)), ("pairs", pairs), ("expired", expired),
+                               ("rejected", len(batch.rejected))):  # fmt: skip
+                self._counts[key] += count
+            return ApplyResult(len(batch.records), pairs, expired, batch.rejected)
+
+    def lookup(
+        self, users: U64, splits: I64, items: U64, topics: U32, now_ms: I64, model: int, dims: StoreDims
+    ) -> Lookup:
+        with self._turn:
+            self._opened()
+            users, items = np.ascontiguousarray(users, np.uint64), np.ascontiguousarray(items, np.uint64)
+            splits, now = np.ascontiguousarray(splits, np.int64), np.ascontiguousarray(now_ms, np.int64)
+            topics = np.ascontiguousarray(topics, np.uint32)
+            out = empty_lookup(len(users), len(items), dims)
+            missing = np.empty(len(users), np.int64)
+            start, emptied = 0, False
+            while start < len(users):
+                end = self._load(users, start, missing)
+                if end == start and emptied:  # this user alone is larger than the cache
+                    arena = arena_of(int(users[start]), self._read_user(int(users[start])))
+                    end = start + 1
+                else:
+                    arena = self._cache.young
+                self._answer(arena, start, end, users, splits, items, topics, now, model, dims, out)
+                start = end
+                if start < len(users):
+                    self._cache.flip()
+                    emptied = True
+            return out
+
+    def _load(self, users: U64, start: int, missing: I64) -> int:
+        """Brings users[start:end] into the young arena and returns end: the first one without room, or all."""
+        n, end = self._cache.ensure(users, start, missing)
+        done = set()
+        for b in missing[:n].tolist():
+            if b >= end:
+                break
+            user = int(users[b])
+            if user not in done:
+                done.add(user)
+                if not self._cache.add(user, self._read_user(user)):
+                    return b
+        self._cache.hits += end - start - len(done)
+        self._cache.misses += len(done)
+        return end
+
+    def _read_user(self, user: int) -> list[tuple[int, bytes, int]]:
+        """The user's chunks that are not yet dead, oldest segment first."""
+        chunks = []
+        prefix = USER.pack(user)
+        dead = self._cache.dead_ts
+        for name, family in self._families.items():
+            it = self._iterators.get(name)
+            if it is None:
+                it = self._iterators[name] = family.iter(self._read)
+            it.seek(prefix)
+            while it.valid():
+                _, ts, offset = KEY.unpack(it.key())
+                if ts > dead:
+                    value = it.value()
+                    chunks.append((offset, value, kept_bytes(value)))
+                it.next()
+            # valid() is also false after an error
+            it.status()
+        return chunks
+
+    def _answer(
+        self, arena: Arena, first: int, last: int, users: U64, splits: I64, items: U64, topics: U32, now: I64,
+        model: int, dims: StoreDims, out: Lookup,
+    ) -> None:  # fmt: skip
+        kernels.lookup(
+            first, last, users, splits, items, topics, now, np.uint64(model), dims.dim, dims.state, dims.profile,
+            self._times.ttl, self._times.window, self._floor, arena.buf, arena.keys, arena.heads,
+            out.vectors, out.ts_ms, out.pair_fingerprint, out.topic, out.topic_count, out.topic_ts_ms,
+            out.aggregate, out.aggregate_count, out.aggregate_ts_ms, out.state, out.state_ts_ms, out.fingerprint,
+            out.profile,
+        )  # fmt: skip
+
+    def expire(self, clock_ms: int) -> int:
+        with self._turn:
+            db = self._opened()
+            if clock_ms > self._meta.clock_ms:
+                meta = metadata.Metadata(self._meta.position, clock_ms, self._meta.far_ts_ms)
+                write = WriteBatch(raw_mode=True)
+                write.put(metadata.KEY, meta.encode())
+                self._write(db, write)
+                self._meta = meta
+                self._cache.dead_ts = self._floor - self._times.horizon
+            # Iterators pin the files they see; without this, idle ones would keep compacted files on disk.
+            self._iterators.clear()
+            dead = []
+            for name in self._families:
+                segment = segments.parse(name)
+                newest = self._meta.far_ts_ms if segment is None else segment.end_ms - 1
+                if self._times.dead(newest, self._floor):
+                    dead.append(name)
+            for name in dead:
+                self._handles.pop(name)
+                self._families.pop(name)
+                db.drop_column_family(name)
+            self._counts["segments_dropped"] += len(dead)
+            return len(dead)
+
+    def stats(self) -> dict[str, int]:
+        """Counters since opening, and what is held now. `chunks` is RocksDB's estimate."""
+        with self._turn:
+            self._opened()
+            cache = self._cache
+            return {
+                **self._counts,
+                "position": -1 if self.position is None else self.position,
+                "clock_ms": self.clock_ms,
+                "segments": len(self._families),
+                "chunks": sum(f.property_int_value("rocksdb.estimate-num-keys") or 0 for f in self._families.values()),
+                "disk_bytes": sum(p.stat().st_size for p in self.path.iterdir() if p.is_file()),
+                "memtable_bytes": sum(
+                    f.property_int_value("rocksdb.cur-size-all-mem-tables") or 0 for f in self._families.values()
+                ),
+                "block_cache_bytes": self._database.cache.get_usage(),
+                "user_cache_bytes": cache.used_bytes,
+                "user_cache_hits": cache.hits,
+                "user_cache_misses": cache.misses,
+                "rebuilt": int(self.rebuilt),
+            }
+
+    def checkpoint(self, path: Path) -> None:
+        """A consistent copy of the store at `path` (which must not exist), by hard links where they are possible."""
+        with self._turn:
+            Checkpoint(self._opened()).create_checkpoint(str(path))
+            metadata.write_mark(path)
+
+    def close(self, deadline_s: float | None = None) -> None:
+        with self._turn:
+            db, self._db = self._db, None
+            if db is None:
+                return
+            self._iterators.clear()
+            self._families.clear()
+            self._handles.clear()
+            db.close()
+            self._database.owner.release()
+
+    def _opened(self) -> Rdict:
+        if self._db is None:
+            raise StoreError(f"{self.path} is closed")
+        return self._db
+
+    def _family_for(self, ts: int) -> tuple[str, int, int]:
+        """The column family of an event time, made where needed, and the range of times that it takes."""
+        segment = self._times.segment_of(ts)
+        name = segment.name
+        if name in self._families:
+            return name, segment.start_ms, segment.end_ms
+        clock = self._meta.clock_ms
+        ahead = clock >= 0 and segment.start_ms > clock + self._times.horizon
+        if ahead or len(self._families) >= self._times.max_segments:
+            name, segment = segments.FAR, segments.Segment(ts, 1)
+        if name not in self._families:
+            db = self._opened()
+            self._families[name] = db.create_column_family(name, self._database.options)
+            self._handles[name] = db.get_column_family_handle(name)
+            self._families = dict(sorted(self._families.items(), key=lambda f: _order(f[0])))
+        return name, segment.start_ms, segment.end_ms
+
+    def _check_space(self, nbytes: int) -> None:
+        need = 2 * nbytes + _SPARE_BYTES
+        free = database.free_bytes(self.path)
+        if free < need:
+            raise StoreFull(
+                f"{self.path} has {free} bytes free, the next write needs {need}. Nothing was written; "
+                "free space or use a larger disk, then start again"
+            )
+
+    def _write(self, db: Rdict, write: WriteBatch) -> None:
+        try:
+            db.write(write)
+        except Exception as e:
+            raise database.classify(self.path, e) from None
+
+
+def _order(name: str) -> tuple[int, int]:
+    segment = segments.parse(name)
+    return (1 << 62, 0) if segment is None else (segment.start_ms, segment.length_ms)
+
+
+def open_store(path: Path | str, settings: StoreSettings = StoreSettings()) -> RocksStore:
+    """Opens or makes the store in `path`; what is done with what lies there: `state.database`.
+
+    Raises `StoreLocked`, `StoreFormatError`, `StoreFull`, `StoreError`, `SettingsError`.
+    """
+    return RocksStore(path, settings)
