@@ -107,10 +107,15 @@ class StoreDims:
 
 
 class EmbeddingStore(Protocol):
-    position: int | None
-    """next changelog offset to apply; None in a new store"""
-    clock_ms: int
-    """largest clock given to `expire`; -1 in a new store"""
+    @property
+    def position(self) -> int | None:
+        """Next changelog offset to apply; None in a new store."""
+        ...
+
+    @property
+    def clock_ms(self) -> int:
+        """Largest clock given to `expire`; -1 in a new store."""
+        ...
 
     def apply(self, records: Sequence[ChangelogRecord], next_offset: int | None = None) -> ApplyResult:
         """One WriteBatch: chunks, position and clock. Idempotent; any order within a replay. `next_offset` defaults to
