@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+from typing import Annotated
 
 import typer
 
+from streams import config_cli, run_cli
+from topics import consume_cli, simulate_cli, topics_cli
 from topics.errors import SolarisError
 
 app = typer.Typer(
@@ -14,7 +18,29 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
+    add_completion=False,
 )
+
+
+@app.callback()
+def _common(
+    log_level: Annotated[
+        str, typer.Option(help="debug, info, warning or error.", envvar="SOLARIS_LOG_LEVEL", show_default=True)
+    ] = "info",
+) -> None:
+    level = logging.getLevelNamesMapping().get(log_level.upper())
+    if level is None:
+        raise typer.BadParameter(f"{log_level!r}: one of debug, info, warning, error", param_hint="--log-level")
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+
+
+for _command in (run_cli.run, run_cli.verifier, run_cli.embedder, run_cli.ranker):
+    app.command()(_command)
+app.command()(config_cli.config)
+app.command()(simulate_cli.simulate)
+app.add_typer(topics_cli.app, name="topics")
+app.command()(consume_cli.tail)
+app.add_typer(consume_cli.dlq_app, name="dlq")
 
 
 def main() -> None:

@@ -1,0 +1,69 @@
+"""Records to events: a bad record is a value with a reason, and never harms its neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from streams.step import Dead, Record
+from topics.errors import InvalidEvent
+from topics.events import Candidates, Impression, Rejected
+from topics.ids import hash_id
+from topics.packed import PrecomputeRequest, decode_precompute
+
+E = TypeVar("E", Candidates, Impression)
+
+
+def keyed_events(
+    records: Sequence[Record], decode: Callable[[bytes], E], max_ahead_ms: int
+) -> tuple[list[E], list[int], list[Dead]]:
+    """-> (events, the index of each one's record, what was rejected). An event's key must be its user, and its time at
+    most `max_ahead_ms` after the wall clock of the poll."""
+    events: list[E] = []
+    sources: list[int] = []
+    dead: list[Dead] = []
+    for i, r in enumerate(records):
+        try:
+            event = decode(r.value or b"")
+            if r.key is None:
+                dead.append(Dead(i, Rejected("missing_key", "the record's key must be the user id")))
+            elif r.key != event.user.encode("utf-8", "surrogatepass"):
+                shown = repr(r.key[:80])
+                dead.append(Dead(i, Rejected("key_mismatch", f"key {shown} is not the user {event.user[:80]!r}")))
+            elif event.ts > r.received_ms + max_ahead_ms:
+                ahead = event.ts - r.received_ms
+                dead.append(Dead(i, Rejected("far_future", f"ts = {event.ts} is {ahead} ms ahead of the clock")))
+            else:
+                events.append(event)
+                sources.append(i)
+        except InvalidEvent as e:
+            dead.append(Dead(i, Rejected(e.reason, e.detail)))
+    return events, sources, dead
+
+
+def precompute_requests(
+    records: Sequence[Record], spec_hash: int, item_features: int, request_features: int
+) -> tuple[list[PrecomputeRequest], list[int], list[Dead]]:
+    """As `keyed_events`, for packed requests: the key's hash must be the request's user, its columns the bundle's."""
+    requests: list[PrecomputeRequest] = []
+    sources: list[int] = []
+    dead: list[Dead] = []
+    for i, r in enumerate(records):
+        try:
+            q = decode_precompute(r.value)
+        except InvalidEvent as e:
+            dead.append(Dead(i, Rejected(e.reason, e.detail)))
+            continue
+        if (
+            q.spec != spec_hash
+            or q.item_features.shape[0] != item_features
+            or len(q.request_features) != request_features
+        ):
+            text = f"feature spec {q.spec:016x}, this bundle has {spec_hash:016x}: both roles must serve one bundle"
+            dead.append(Dead(i, Rejected("wrong_spec", text)))
+        elif r.key is None or hash_id(r.key.decode("utf-8", "surrogatepass")) != q.user:
+            dead.append(Dead(i, Rejected("key_mismatch", "the record's key is not the user of the request")))
+        else:
+            requests.append(q)
+            sources.append(i)
+    return requests, sources, dead

@@ -1,0 +1,156 @@
+"""A group-less consumer that follows chosen partitions from chosen offsets and hands their records to the worker.
+
+It reads committed records only. It stops fetching while the worker has not taken what was handed over, so memory is
+bounded, and says once per partition when the end that the log had at that moment was reached.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, TopicPartition
+
+from topics.kafka import KafkaSettings, consumer
+
+log = logging.getLogger(__name__)
+
+_MAX_RECORDS = 2_000
+_MAX_HANDED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    topic: str
+    partition: int
+    offsets: list[int]
+    values: list[bytes | None]
+    next_offset: int
+    caught_up: bool
+    """the end of the log was reached with these records"""
+    generation: int
+    done: Callable[[], None]
+    """to be called once taken"""
+
+
+class Follower:
+    def __init__(self, kafka: KafkaSettings, name: str, hand_over: Callable[[Followed], None]) -> None:
+        # A group id is required by the client; nothing is ever committed to it.
+        self._consumer = consumer(
+            kafka,
+            f"{kafka.prefix}{name}-follower-{uuid.uuid4().hex[:8]}",
+            enable_partition_eof=True,
+            # An offset that the log no longer has is for the store to decide about, never silently skipped.
+            auto_offset_reset="error",
+        )
+        self._hand_over = hand_over
+        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._generations: dict[tuple[str, int], int] = {}
+        self._room = threading.Semaphore(_MAX_HANDED)
+        self._stop = threading.Event()
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"{name}-follower", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def add(self, topic: str, partition: int, offset: int | None, generation: int) -> None:
+        """Follow from `offset` (None: the beginning). Takes effect soon; `generation` comes back with the records."""
+
+        def command() -> None:
+            self._generations[topic, partition] = generation
+            start = OFFSET_BEGINNING if offset is None else offset
+            self._consumer.incremental_assign([TopicPartition(topic, partition, start)])
+
+        self._commands.put(command)
+
+    def remove(self, topic: str, partition: int) -> None:
+        def command() -> None:
+            if self._generations.pop((topic, partition), None) is not None:
+                self._consumer.incremental_unassign([TopicPartition(topic, partition)])
+
+        self._commands.put(command)
+
+    def partitions(self, topic: str, timeout_s: float = 10.0) -> int:
+        """Number of partitions of a topic, from the broker."""
+        meta = self._consumer.list_topics(topic, timeout=timeout_s).topics[topic]
+        if meta.error is not None:
+            raise KafkaException(meta.error)
+        return len(meta.partitions)
+
+    def bounds(self, topic: str, partition: int, timeout_s: float = 10.0) -> tuple[int, int]:
+        """(first offset, end offset of committed records) of a partition, from the broker."""
+        low, high = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=timeout_s)
+        return low, high
+
+    def stop(self, timeout_s: float) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            with contextlib.suppress(KafkaException, RuntimeError):
+                self._consumer.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self._obey()
+                first = self._consumer.poll(0.1)
+                if first is None:
+                    continue
+                messages = [first, *self._consumer.consume(_MAX_RECORDS, 0)]
+                for batch in self._group(messages):
+                    while not self._room.acquire(timeout=0.1):
+                        if self._stop.is_set():
+                            return
+                    self._hand_over(batch)
+        except BaseException as e:  # the loop looks at `error` and stops the process
+            self.error = e
+            log.exception("follower stopped")
+
+    def _obey(self) -> None:
+        while True:
+            try:
+                self._commands.get_nowait()()
+            except Empty:
+                return
+
+    def _group(self, messages: Sequence[Message]) -> list[Followed]:
+        grouped: dict[tuple[str, int], list[Message]] = {}
+        for m in messages:
+            error = m.error()
+            if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                if error.fatal() or error.code() in (
+                    KafkaError.UNKNOWN_TOPIC_OR_PART,
+                    KafkaError._UNKNOWN_TOPIC,
+                    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+                    KafkaError._AUTO_OFFSET_RESET,
+                ):
+                    raise KafkaException(error)
+                log.warning("follower: %s", error)
+                continue
+            grouped.setdefault((m.topic(), m.partition()), []).append(m)
+        out = []
+        for (topic, partition), of_partition in grouped.items():
+            generation = self._generations.get((topic, partition))
+            if generation is None:
+                continue  # removed while these records were in flight
+            data = [m for m in of_partition if m.error() is None]
+            out.append(
+                Followed(
+                    topic,
+                    partition,
+                    [m.offset() for m in data],
+                    [m.value() for m in data],
+                    max(m.offset() + (m.error() is None) for m in of_partition),
+                    of_partition[-1].error() is not None,
+                    generation,
+                    self._room.release,
+                )
+            )
+        return out

@@ -1,0 +1,81 @@
+"""Liveness, readiness and counters over HTTP, on loopback unless told otherwise. Reads only; GET and HEAD only.
+
+``/live`` 200 while the worker shows signs of life, ``/ready`` 200 once in the group, catalogue loaded and stores
+restored, ``/metrics`` the counters in Prometheus' text format, ``/status`` the same as JSON.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import msgspec
+
+log = logging.getLogger(__name__)
+
+_NOT_NAME = re.compile(r"[^a-zA-Z0-9_]")
+
+
+class HealthServer:
+    """`status()` returns {"live": bool, "ready": bool, "role": str, "counters": {...}, ...}."""
+
+    def __init__(self, host: str, port: int, status: Callable[[], Mapping[str, Any]]) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            server_version = "solaris"
+            sys_version = ""
+            timeout = 5
+
+            def do_GET(self) -> None:
+                now = status()
+                if self.path == "/live":
+                    self._send(200 if now["live"] else 503, "text/plain", b"live\n" if now["live"] else b"not live\n")
+                elif self.path == "/ready":
+                    self._send(
+                        200 if now["ready"] else 503, "text/plain", b"ready\n" if now["ready"] else b"not ready\n"
+                    )
+                elif self.path == "/status":
+                    self._send(200, "application/json", msgspec.json.encode(now) + b"\n")
+                elif self.path == "/metrics":
+                    self._send(200, "text/plain; version=0.0.4", prometheus(now).encode())
+                else:
+                    self._send(404, "text/plain", b"try /live, /ready, /status or /metrics\n")
+
+            do_HEAD = do_GET  # noqa: N815
+
+            def _send(self, code: int, kind: str, body: bytes) -> None:
+                self.send_response(code)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(body)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                log.debug(format, *args)
+
+        self._server = ThreadingHTTPServer((host, port), Handler)
+        self._server.daemon_threads = True
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def prometheus(status: Mapping[str, Any]) -> str:
+    role = status["role"]
+    lines = [
+        f'solaris_live{{role="{role}"}} {int(status["live"])}',
+        f'solaris_ready{{role="{role}"}} {int(status["ready"])}',
+    ]
+    for name, value in sorted(status["counters"].items()):
+        lines.append(f'solaris_{_NOT_NAME.sub("_", name)}_total{{role="{role}"}} {value}')
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,465 @@
+"""The transactional loop: the one place that talks to Kafka while working.
+
+Three threads, so that polling never waits for a model: the *poller* (the thread that calls `Loop.run`) owns the
+consumer, the *follower* reads the changelog and the catalogue, the *worker* runs the step and the transactions. They
+meet in one mailbox. When too many polled records wait in it the poller pauses its partitions and goes on polling.
+
+Each assignment of a partition has a generation. A revoke or loss ends it: work of an ended generation is dropped and
+never committed; the broker's own check of the consumer group's generation in the transaction backs this up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from streams import failpoints
+from streams.deadline import Deadline
+from streams.follower import Followed, Follower
+from streams.settings import Settings
+from streams.step import Record, Step, StepResult
+from streams.transactions import Committer, Dropped
+from topics.errors import BrokerError, SolarisError
+from topics.kafka import consumer, group_name
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.05
+MAX_FOLLOWED_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Polled:
+    records: list[Record]
+    generations: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    partition: int
+    generation: int
+    metadata: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Closed:
+    partitions: list[int]
+    done: threading.Event
+
+
+_Mail = _Polled | _Opened | _Closed | Followed | None
+
+
+class Loop:
+    """Runs one `Step` until `stop` is called. `run` returns normally after a clean stop and raises on anything that
+    this process cannot go on from: lost identity (fenced), a failing core, a contract broken under it."""
+
+    def __init__(self, step: Step, settings: Settings, instance: str = "", clock: Callable[[], float] = time.time):
+        self.step, self.settings, self.instance = step, settings, instance
+        self.counters: Counter[str] = Counter()
+        self.heartbeat = time.monotonic()
+        """last sign of life of the worker"""
+        self._clock = clock
+        self._mail: SimpleQueue[_Mail] = SimpleQueue()
+        self._stop = threading.Event()
+        self._failure: BaseException | None = None
+        self._owned: dict[int, int] = {}
+        self._leaving: set[int] = set()
+        """being revoked: the batch in flight may finish, nothing new is begun"""
+        self._open: set[int] = set()
+        self._ready: set[int] = set()
+        self._to_resume: SimpleQueue[int] = SimpleQueue()
+        self._waiting = 0
+        self._lock = threading.Lock()
+        self._generation = 0
+        self._held_back = False
+        self._joined = False
+        self._items_left: set[int] = set()
+        self._postponed: list[_Opened] = []
+        self._topic = settings.kafka.topic(step.input_topic)
+        self._changelog = settings.kafka.topic(step.changelog_topic) if step.changelog_topic else None
+        self._items_topic = settings.kafka.topic("items")
+        self._consumer: Consumer = self._make_consumer()
+        self._follower = Follower(settings.kafka, step.role, self._mail.put)
+        self._worker = threading.Thread(target=self._work, name=f"{step.role}-worker", daemon=True)
+        self._committer = Committer(step, settings, self._consumer, instance, self.counters, self._interrupted)
+
+    # -- state seen from outside -------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """In the group, catalogue loaded, and every partition held is restored."""
+        return self._joined and not self._items_left and set(self._owned) <= self._ready
+
+    @property
+    def partitions(self) -> list[int]:
+        return sorted(self._owned)
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def totals(self) -> dict[str, int]:
+        return {**self.step.totals(), **{f"loop_{k}": v for k, v in self.counters.items()}}
+
+    # -- poller ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        worker = self._worker
+        try:
+            self._committer.start()
+            self._load_items()
+            self._follower.start()
+            worker.start()
+            self._consumer.subscribe(
+                [self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+            )
+            while not self._stop.is_set():
+                self._poll()
+        finally:
+            self._shut_down(worker)
+        failure = self._failure or self._follower.error
+        if failure is not None:
+            raise failure
+
+    def _poll(self) -> None:
+        self._resume_restored()
+        first = self._consumer.poll(POLL_S)
+        if self._follower.error is not None:
+            self._stop.set()
+        if first is None:
+            return
+        loop = self.settings.loop
+        messages = [first, *self._consumer.consume(loop.batch_records - 1, 0)] if loop.batch_records > 1 else [first]
+        now_ms = int(self._clock() * 1000)
+        records = [self._record(m, now_ms) for m in messages if self._usable(m)]
+        if not records:
+            return
+        with self._lock:
+            self._waiting += len(records)
+        self._mail.put(_Polled(records, dict(self._owned)))
+        self._hold_back()
+
+    def _record(self, m: Message, now_ms: int) -> Record:
+        attempt = 0
+        for name, value in m.headers() or ():
+            if name == "solaris-attempts" and value is not None:
+                with contextlib.suppress(ValueError):
+                    attempt = int(value)
+        key = m.key()
+        value = m.value()
+        offset, partition = m.offset(), m.partition()
+        assert offset is not None
+        assert partition is not None
+        return Record(
+            self.step.input_topic, partition, offset, key if isinstance(key, bytes) else None,
+            value if isinstance(value, bytes) else None, now_ms, attempt,
+        )  # fmt: skip
+
+    def _usable(self, m: Message) -> bool:
+        error = m.error()
+        if error is None:
+            return True
+        if error.fatal() or error.code() in (
+            KafkaError.UNKNOWN_TOPIC_OR_PART,
+            KafkaError._UNKNOWN_TOPIC,
+            KafkaError.TOPIC_AUTHORIZATION_FAILED,
+            KafkaError.GROUP_AUTHORIZATION_FAILED,
+            KafkaError._FATAL,
+            KafkaError.FENCED_INSTANCE_ID,
+        ):
+            raise BrokerError(f"{self.step.role}: {self._topic}: {error.str()}") from None
+        self.counters["poll_errors"] += 1
+        log.warning("%s: %s", self.step.role, error)
+        return False
+
+    def _hold_back(self) -> None:
+        loop = self.settings.loop
+        if not self._held_back and self._waiting >= loop.batch_records * loop.queue_batches:
+            held = [TopicPartition(self._topic, p) for p in self._owned if p in self._ready]
+            self._consumer.pause(held)
+            self._held_back = True
+            self.counters["pauses"] += 1
+
+    def _resume_restored(self) -> None:
+        resume = []
+        while True:
+            try:
+                resume.append(self._to_resume.get_nowait())
+            except Empty:
+                break
+        self._ready.update(p for p in resume if p in self._owned)
+        loop = self.settings.loop
+        if self._held_back:
+            if self._waiting > loop.batch_records * loop.queue_batches // 2:
+                return
+            self._held_back = False
+            resume = [p for p in self._owned if p in self._ready]
+        resume = [p for p in resume if p in self._owned]
+        if resume:
+            self._consumer.resume([TopicPartition(self._topic, p) for p in resume])
+
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._joined = True
+        if not partitions:
+            return
+        failpoints.hit("in_assign")
+        committed = self._committed(consumer, partitions)
+        consumer.incremental_assign([TopicPartition(t.topic, t.partition, t.offset) for t in committed])
+        consumer.pause(partitions)  # until the worker has opened and restored them
+        for tp in committed:
+            self._generation += 1
+            self._owned[tp.partition] = self._generation
+            self._mail.put(_Opened(tp.partition, self._generation, tp.metadata))
+        log.info("%s: assigned %s", self.step.role, sorted(t.partition for t in partitions))
+
+    def _committed(self, consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Committed offsets with their metadata. A former owner's open transaction makes the broker hold them back
+        until it ends, at the latest by its timeout."""
+        deadline = Deadline(self.settings.loop.transaction_timeout_ms / 1000 + 30)
+        while True:
+            try:
+                found = consumer.committed(partitions, timeout=5.0)
+                errors = [tp.error for tp in found if tp.error is not None]
+                if not errors:
+                    return found
+                raise KafkaException(errors[0])
+            except KafkaException as e:
+                if deadline.over or self._stop.is_set():
+                    raise
+                self.counters["broker_retries"] += 1
+                log.warning("%s: committed offsets: %s; trying again", self.step.role, e.args[0])
+                time.sleep(0.1)
+
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Ends their generations, lets the worker finish or drop its batch inside the deadline, closes the stores."""
+        self._give_up(partitions, "revoked")
+        consumer.incremental_unassign(partitions)
+
+    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self.counters["partitions_lost"] += len(partitions)
+        self._give_up(partitions, "lost")
+        consumer.incremental_unassign(partitions)
+
+    def _give_up(self, partitions: list[TopicPartition], why: str) -> None:
+        failpoints.hit("in_revoke")
+        deadline = Deadline(self.settings.loop.shutdown_deadline_s)
+        numbers = [t.partition for t in partitions]
+        if why == "lost":
+            for p in numbers:
+                self._owned.pop(p, None)
+        self._leaving.update(numbers)
+        done = threading.Event()
+        self._mail.put(_Closed(numbers, done))
+        finished = False
+        while not finished and self._worker.is_alive() and not deadline.over:
+            finished = done.wait(deadline.left(0.1))
+        finished = finished or not self._worker.is_alive()
+        for p in numbers:
+            self._owned.pop(p, None)
+            self._ready.discard(p)
+            self._leaving.discard(p)
+        if not finished:
+            self.counters["revoke_deadline_missed"] += 1
+            log.error("%s: batch not finished %ss after partitions %s were %s; it will not be committed",
+                      self.step.role, self.settings.loop.shutdown_deadline_s, numbers, why)  # fmt: skip
+        log.info("%s: %s %s", self.step.role, why, sorted(numbers))
+
+    def _shut_down(self, worker: threading.Thread) -> None:
+        self._stop.set()
+        deadline = Deadline(self.settings.loop.shutdown_deadline_s)
+        # Closing leaves the group through `_on_revoke`, for which the worker must still be there.
+        with contextlib.suppress(KafkaException, RuntimeError):
+            if worker.is_alive():
+                self._consumer.close()
+        self._mail.put(None)
+        if worker.is_alive():
+            worker.join(deadline.left() + 1.0)
+        with contextlib.suppress(KafkaException, RuntimeError):
+            self._consumer.close()
+        self._follower.stop(deadline.left() + 1.0)
+        self._committer.stop(deadline)
+        if worker.is_alive():
+            log.error("%s: the worker did not end inside the deadline; its batch is not committed", self.step.role)
+
+    def _make_consumer(self) -> Consumer:
+        loop = self.settings.loop
+        properties: dict[str, Any] = {
+            "partition_assignment_strategy": "cooperative-sticky",
+            "session_timeout_ms": loop.session_timeout_ms,
+            "heartbeat_interval_ms": max(300, loop.session_timeout_ms // 5),
+            "max_poll_interval_ms": max(300_000, loop.session_timeout_ms),
+        }
+        if self.instance:
+            properties["group_instance_id"] = f"{self.step.role}-{self.instance}"
+        return consumer(self.settings.kafka, group_name(self.settings.kafka, self.step.role), **properties)
+
+    def _load_items(self) -> None:
+        """Follows the whole catalogue from its beginning; work starts when its present end is reached."""
+        n = self._follower.partitions(self._items_topic)
+        self._items_left = set(range(n))
+        for p in range(n):
+            self._follower.add(self._items_topic, p, None, 0)
+
+    # -- worker ------------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            while True:
+                self.heartbeat = time.monotonic()
+                if not self._turn():
+                    return
+        except BaseException as e:
+            self._failure = e
+            if not isinstance(e, SolarisError | KafkaException):
+                log.exception("%s: worker stopped", self.step.role)
+        finally:
+            self._stop.set()
+            self._close_all()
+
+    def _turn(self) -> bool:
+        """Takes what is in the mailbox, in the order: revokes, changelog, assignments, work. False: time to end."""
+        try:
+            mail = self._mail.get(timeout=1.0)
+        except Empty:
+            self.step.idle()
+            return True
+        polled: list[_Polled] = []
+        records = followed = 0
+        while True:
+            if mail is None:
+                return False
+            if isinstance(mail, _Polled):
+                polled.append(mail)
+                records += len(mail.records)
+            elif isinstance(mail, Followed):
+                followed += 1
+                self._take_followed(mail)
+            elif isinstance(mail, _Opened):
+                self._take_opened(mail)
+            else:
+                self._take_closed(mail)
+            if records >= self.settings.loop.batch_records or followed >= MAX_FOLLOWED_AT_ONCE:
+                break
+            try:
+                mail = self._mail.get_nowait()
+            except Empty:
+                break
+        self._run_step(polled)
+        self.step.idle()
+        return True
+
+    def _take_opened(self, mail: _Opened) -> None:
+        if self._items_left:
+            self._postponed.append(mail)
+            return
+        p = mail.partition
+        if self._owned.get(p) != mail.generation:
+            return
+        bounds = self._follower.bounds(self._changelog, p) if self._changelog else None
+        start = self.step.open(p, mail.metadata, bounds)
+        self._open.add(p)
+        if self._changelog:
+            self._follower.add(self._changelog, p, start, mail.generation)
+        else:
+            self._to_resume.put(p)
+
+    def _take_followed(self, mail: Followed) -> None:
+        try:
+            if mail.topic == self._items_topic:
+                if mail.values:
+                    self.step.items(mail.values)
+                if mail.caught_up and mail.partition in self._items_left:
+                    self._items_left.discard(mail.partition)
+                    if not self._items_left:
+                        postponed, self._postponed = self._postponed, []
+                        for opened in postponed:
+                            self._take_opened(opened)
+            elif mail.partition in self._open and self._owned.get(mail.partition) == mail.generation:
+                failpoints.hit("in_restore")
+                self.step.follow(mail.partition, mail.offsets, mail.values, mail.next_offset)
+                if mail.caught_up and mail.partition not in self._ready:
+                    self.step.restored(mail.partition)
+                    self._to_resume.put(mail.partition)
+        finally:
+            mail.done()
+
+    def _take_closed(self, mail: _Closed) -> None:
+        self._postponed = [o for o in self._postponed if o.partition not in mail.partitions]
+        for p in mail.partitions:
+            self._close(p)
+        mail.done.set()
+
+    def _close(self, partition: int) -> None:
+        if partition in self._open:
+            self._open.discard(partition)
+            if self._changelog:
+                self._follower.remove(self._changelog, partition)
+            self.step.close(partition)
+
+    def _close_all(self) -> None:
+        for p in list(self._open):
+            with contextlib.suppress(SolarisError, KafkaException):
+                self._close(p)
+        while True:  # a revoke that waits must not wait for a worker that is gone
+            try:
+                mail = self._mail.get_nowait()
+            except Empty:
+                return
+            if isinstance(mail, _Closed):
+                mail.done.set()
+            elif isinstance(mail, Followed):
+                mail.done()
+
+    def _run_step(self, polled: Sequence[_Polled]) -> None:
+        """One step of the guarantee. In this order, so that a crash anywhere repeats or finishes the step:
+
+        1. take the polled records whose assignment still stands;
+        2. decode them, run the core (inside `Step.run`; what is unreadable comes back as `Dead`);
+        3. begin a transaction, produce results and DLQ records, send the offsets, commit;
+        4. apply to the local store what was produced to its changelog, with the offsets it got.
+
+        With ``at_least_once`` 3 is: produce, wait for the acknowledgements, commit the offsets.
+        """
+        if not polled:
+            return
+        taken = sum(len(m.records) for m in polled)
+        try:
+            records = [r for m in polled for r in m.records if self._stands(r.partition, m.generations)]
+            self.counters["dropped_generation"] += taken - len(records)
+            if records:
+                result = self.step.run(records)
+                failpoints.hit("after_core")
+                self._commit(records, result)
+        finally:
+            with self._lock:
+                self._waiting -= taken
+
+    def _commit(self, records: list[Record], result: StepResult) -> None:
+        begun = {r.partition: self._owned.get(r.partition) for r in records}
+        try:
+            self._committer.commit(records, result, lambda p: self._owned.get(p) == begun[p] is not None)
+        except Dropped as dropped:
+            self.counters["dropped_generation"] += dropped.records
+            return
+        self.counters["steps"] += 1
+        self.counters["records"] += len(records)
+        self.counters["dead"] += len(result.dead)
+        failpoints.hit("after_apply")
+
+    def _stands(self, partition: int, generations: dict[int, int]) -> bool:
+        current = self._owned.get(partition)
+        standing = current is not None and current == generations.get(partition)
+        return standing and partition in self._open and partition not in self._leaving
+
+    def _interrupted(self) -> bool:
+        """Whether a broker call that keeps failing should be given up: a stop was asked for."""
+        return self._stop.is_set()

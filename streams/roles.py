@@ -1,0 +1,360 @@
+"""The roles as steps of the transactional loop: decode, core, encode, and the stores of the partitions held."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from state.restore import plan_restore
+
+from models.api import Runtime
+from models.catalogue import Catalogue
+from models.features import Encoder
+from state.api import ChangelogRecord
+from state.store import RocksStore, open_store
+from streams.backlog import Backlog
+from streams.clock import EventClock
+from streams.decoding import keyed_events, precompute_requests
+from streams.embedder import Embedder
+from streams.gate import Gate, GateSettings
+from streams.ranker import Ranker
+from streams.settings import Settings
+from streams.step import Dead, Output, Record, StepResult
+from streams.verifier import Verifier
+from topics.errors import InvalidEvent
+from topics.events import Rejected, decode_candidates, decode_impression, decode_item, encode
+from topics.packed import encode_embedding, encode_precompute
+
+log = logging.getLogger(__name__)
+
+
+class Stores:
+    """The state stores of the partitions held, one RocksDB each, and their event clocks."""
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self._folder, self._settings = folder, settings
+        self.by_partition: dict[int, RocksStore] = {}
+        self._clocks: dict[int, EventClock] = {}
+        self._own: dict[int, set[int]] = {}
+        self.counters: Counter[str] = Counter()
+
+    def open(self, partition: int, log_bounds: tuple[int, int] | None) -> int | None:
+        assert log_bounds is not None
+        store = open_store(self._folder / str(partition), self._settings.store)
+        plan = plan_restore(store.position, *log_bounds)
+        if plan.wipe:
+            store.wipe()
+            self.counters["stores_rebuilt"] += 1
+        self.by_partition[partition] = store
+        self._clocks[partition] = EventClock(store.clock_ms)
+        self._own[partition] = set()
+        return plan.start
+
+    def close(self, partition: int) -> None:
+        store = self.by_partition.pop(partition, None)
+        self._clocks.pop(partition, None)
+        self._own.pop(partition, None)
+        if store is not None:
+            store.close(self._settings.loop.shutdown_deadline_s)
+
+    def follow(self, partition: int, offsets: Sequence[int], values: Sequence[bytes | None], next_offset: int) -> None:
+        own = self._own[partition]
+        records = []
+        for offset, value in zip(offsets, values, strict=True):
+            if offset in own:
+                own.discard(offset)
+            else:
+                records.append(ChangelogRecord(offset, value or b""))
+        result = self.by_partition[partition].apply(records, next_offset)
+        self._tally(result.applied, result.pairs, result.expired, result.rejected, partition)
+
+    def apply_own(self, partition: int, records: Sequence[ChangelogRecord]) -> None:
+        """Our own committed outputs, ahead of the follower: the position stays where the follower is."""
+        store = self.by_partition.get(partition)
+        if store is None:
+            return
+        behind = store.position or 0
+        ahead = [r for r in records if r.offset >= behind]
+        store.apply(ahead, next_offset=behind)
+        self._own[partition].update(r.offset for r in ahead)
+
+    def advance(self, partition: int, ts_ms: Sequence[int]) -> None:
+        """Event times of this partition's input, in order: they move its clock, and the clock expires segments."""
+        clock = self._clocks[partition]
+        before = clock.now_ms
+        for ts in ts_ms:
+            clock.see(ts)
+        step = self._settings.store.ttl_ms // (8 * self._settings.store.segments_per_ttl)
+        store = self.by_partition[partition]
+        if clock.now_ms > before and clock.now_ms >= store.clock_ms + step:
+            self.counters["segments_dropped"] += store.expire(clock.now_ms)
+
+    def _tally(self, applied: int, pairs: int, expired: int, rejected: list[tuple[int, str]], partition: int) -> None:
+        self.counters["chunks_applied"] += applied
+        self.counters["pairs_applied"] += pairs
+        self.counters["chunks_expired"] += expired
+        self.counters["chunks_rejected"] += len(rejected)
+        for offset, reason in rejected[:3]:
+            log.warning("changelog partition %d offset %d is no chunk: %s; passed over", partition, offset, reason)
+
+
+class BaseStep:
+    """What the roles share: the catalogue, feature encoder and counters."""
+
+    role = ""
+    input_topic = ""
+    changelog_topic: str | None = None
+
+    def __init__(self, runtime: Runtime, settings: Settings) -> None:
+        self.runtime, self.settings = runtime, settings
+        self.catalogue = Catalogue(runtime.info.spec)
+        self.encoder = Encoder(runtime.info.spec, self.catalogue)
+        self.counters: Counter[str] = Counter()
+
+    def open(self, partition: int, metadata: str | None, log: tuple[int, int] | None) -> int | None:
+        return None
+
+    def close(self, partition: int) -> None:
+        pass
+
+    def metadata(self, partition: int) -> str:
+        return ""
+
+    def follow(self, partition: int, offsets: Sequence[int], values: Sequence[bytes | None], next_offset: int) -> None:
+        pass
+
+    def restored(self, partition: int) -> None:
+        pass
+
+    def committed(self, outputs: Sequence[Output], offsets: Sequence[int]) -> None:
+        pass
+
+    def items(self, values: Sequence[bytes | None]) -> None:
+        good = []
+        for value in values:
+            if not value:
+                self.counters["items_deleted"] += 1  # a tombstone: the catalogue keeps the last features it saw
+                continue
+            try:
+                good.append(decode_item(value))
+            except InvalidEvent as e:
+                self.counters["items_rejected"] += 1
+                log.warning("catalogue record passed over: %s", e)
+        self.catalogue.update(good)
+        self.counters["items"] += len(good)
+
+    def idle(self) -> None:
+        pass
+
+    def totals(self) -> Mapping[str, int]:
+        return self.counters
+
+    def _tally_dead(self, dead: Sequence[Dead]) -> None:
+        for d in dead:
+            self.counters[f"rejected_{d.rejected.reason}"] += 1
+
+
+class VerifierStep(BaseStep):
+    role = "verifier"
+    input_topic = "candidates"
+
+    def __init__(self, runtime: Runtime, settings: Settings, backlog: Backlog | None = None) -> None:
+        super().__init__(runtime, settings)
+        self._gates = gate_settings(settings)
+        self.core = Verifier(runtime, self.encoder, self._gates)
+        self.backlog = backlog
+        self._closed: Counter[str] = Counter()
+
+    def open(self, partition: int, metadata: str | None, log: tuple[int, int] | None) -> int | None:
+        self.core.gates[partition] = Gate.load(self._gates, metadata)
+        return None
+
+    def close(self, partition: int) -> None:
+        before = self.core.totals()
+        if self.core.gates.pop(partition, None) is not None:
+            after = self.core.totals()
+            self._closed.update({k: before[k] - after[k] for k in before})
+
+    def metadata(self, partition: int) -> str:
+        return self.core.gate(partition).dump()
+
+    def run(self, records: Sequence[Record]) -> StepResult:
+        events, sources, dead = keyed_events(records, decode_candidates, self.settings.loop.max_ahead_ms)
+        partitions = [records[i].partition for i in sources]
+        backlog = self.backlog.pairs() if self.backlog is not None else {}
+        requests = self.core.process(events, partitions, backlog)
+        outputs = [
+            Output("precompute", records[i].partition, records[i].key, encode_precompute(q), i)
+            for i, q in zip(sources, requests, strict=True)
+        ]
+        if self.backlog is not None:
+            self.backlog.sent(requests)
+        self._tally_dead(dead)
+        return StepResult(outputs, dead)
+
+    def totals(self) -> Mapping[str, int]:
+        return Counter(self.core.totals()) + self._closed + self.counters
+
+
+class StateLane(BaseStep):
+    """The embedder's quick lane: a user's state from every request, never behind a backlog of pairs."""
+
+    role = "embedder-state"
+    input_topic = "precompute"
+
+    def __init__(self, runtime: Runtime, settings: Settings) -> None:
+        super().__init__(runtime, settings)
+        self.core = Embedder(runtime, self.encoder, settings.embedder.refresh, settings.store.ttl_ms)
+
+    def run(self, records: Sequence[Record]) -> StepResult:
+        spec = self.runtime.info.spec
+        requests, sources, dead = precompute_requests(
+            records, self.encoder.spec_hash, len(spec.item), len(spec.request)
+        )
+        outputs = []
+        for i, chunk in zip(sources, self.core.states(requests), strict=True):
+            if chunk is not None:
+                outputs.append(Output("embeddings", records[i].partition, records[i].key, encode_embedding(chunk), i))
+            else:
+                dead.append(Dead(i, Rejected("state_not_finite", "the FM's user state has a value that is not finite")))
+        # What the pair lane rejects too is its to report: one DLQ record per bad request.
+        dead = [d for d in dead if d.rejected.reason == "state_not_finite"]
+        self._tally_dead(dead)
+        return StepResult(outputs, dead)
+
+    def totals(self) -> Mapping[str, int]:
+        return self.core.counters + self.counters
+
+
+class PairLane(BaseStep):
+    """The embedder's heavy lane: FM embeddings of the accepted pairs that are not fresh."""
+
+    role = "embedder"
+    input_topic = "precompute"
+    changelog_topic = "embeddings"
+
+    def __init__(self, runtime: Runtime, settings: Settings) -> None:
+        super().__init__(runtime, settings)
+        self.core = Embedder(runtime, self.encoder, settings.embedder.refresh, settings.store.ttl_ms)
+        self.stores = Stores(settings.store.dir / self.role, settings)
+
+    def open(self, partition: int, metadata: str | None, log: tuple[int, int] | None) -> int | None:
+        return self.stores.open(partition, log)
+
+    def close(self, partition: int) -> None:
+        self.stores.close(partition)
+
+    def follow(self, partition: int, offsets: Sequence[int], values: Sequence[bytes | None], next_offset: int) -> None:
+        self.stores.follow(partition, offsets, values, next_offset)
+
+    def run(self, records: Sequence[Record]) -> StepResult:
+        spec = self.runtime.info.spec
+        requests, sources, dead = precompute_requests(
+            records, self.encoder.spec_hash, len(spec.item), len(spec.request)
+        )
+        partitions = [records[i].partition for i in sources]
+        chunks, bad = self.core.pairs(requests, partitions, self.stores.by_partition)
+        outputs = []
+        times: dict[int, list[int]] = {}
+        for k, i in enumerate(sources):
+            chunk = chunks[k]
+            times.setdefault(partitions[k], []).append(requests[k].ts_ms)
+            if chunk is not None:
+                outputs.append(Output("embeddings", partitions[k], records[i].key, encode_embedding(chunk), i))
+            if bad[k]:
+                text = f"{bad[k]} of {len(requests[k].items)} pairs have an FM vector that is not finite; left out"
+                dead.append(Dead(i, Rejected("vector_not_finite", text)))
+        for p, ts in times.items():
+            self.stores.advance(p, ts)
+        self._tally_dead(dead)
+        return StepResult(outputs, dead)
+
+    def committed(self, outputs: Sequence[Output], offsets: Sequence[int]) -> None:
+        by_partition: dict[int, list[ChangelogRecord]] = {}
+        for o, offset in zip(outputs, offsets, strict=True):
+            by_partition.setdefault(o.partition, []).append(ChangelogRecord(offset, o.value))
+        for p, own in by_partition.items():
+            self.stores.apply_own(p, own)
+
+    def totals(self) -> Mapping[str, int]:
+        return self.core.counters + self.stores.counters + self.counters
+
+
+class RankerStep(BaseStep):
+    role = "ranker"
+    input_topic = "impressions"
+    changelog_topic = "embeddings"
+
+    def __init__(self, runtime: Runtime, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(runtime, settings)
+        self.core = Ranker(runtime, self.encoder, settings.ranker.explain)
+        self.stores = Stores(settings.store.dir / self.role, settings)
+        self._restoring: set[int] = set()
+        self._clock = clock
+
+    def open(self, partition: int, metadata: str | None, log: tuple[int, int] | None) -> int | None:
+        self._restoring.add(partition)
+        return self.stores.open(partition, log)
+
+    def close(self, partition: int) -> None:
+        self._restoring.discard(partition)
+        self.stores.close(partition)
+
+    def follow(self, partition: int, offsets: Sequence[int], values: Sequence[bytes | None], next_offset: int) -> None:
+        self.stores.follow(partition, offsets, values, next_offset)
+
+    def restored(self, partition: int) -> None:
+        self._restoring.discard(partition)
+
+    def run(self, records: Sequence[Record]) -> StepResult:
+        events, sources, dead = keyed_events(records, decode_impression, self.settings.loop.max_ahead_ms)
+        outputs: list[Output] = []
+        if events:
+            partitions = [records[i].partition for i in sources]
+            ranking = self.core.rank(events, partitions, self.stores.by_partition)
+            answers = self.core.answers(
+                events,
+                ranking,
+                [records[i].received_ms for i in sources],
+                int(self._clock() * 1000),
+                [p in self._restoring for p in partitions],
+            )
+            outputs = [
+                Output("ranked-ads", records[i].partition, records[i].key, encode(a), i)
+                for i, a in zip(sources, answers, strict=True)
+            ]
+            times: dict[int, list[int]] = {}
+            for p, e in zip(partitions, events, strict=True):
+                times.setdefault(p, []).append(e.ts)
+            for p, ts in times.items():
+                self.stores.advance(p, ts)
+        self._tally_dead(dead)
+        return StepResult(outputs, dead)
+
+    def totals(self) -> Mapping[str, int]:
+        return self.core.counters + self.stores.counters + self.counters
+
+
+def gate_settings(settings: Settings) -> GateSettings:
+    """The verifier's settings for one partition: the role's budget and backlog limits are shared out evenly."""
+    v, n = settings.verifier, settings.kafka.partitions
+    return GateSettings(
+        threshold=v.threshold,
+        top_k=v.top_k,
+        per_user_cap=v.per_user_cap,
+        cap_window_ms=v.per_user_cap_window_ms,
+        budget_pairs_per_s=v.budget_pairs_per_s / n,
+        budget_share=v.budget_share,
+        backlog_low_pairs=max(1, v.backlog_high_pairs // (10 * n)),
+        backlog_high_pairs=max(2, v.backlog_high_pairs // n),
+    )
+
+
+ROLES: dict[str, tuple[type[BaseStep], ...]] = {
+    "verifier": (VerifierStep,),
+    "embedder": (StateLane, PairLane),
+    "ranker": (RankerStep,),
+}

@@ -1,0 +1,69 @@
+"""`solaris verifier|embedder|ranker|run`: the roles."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from streams.config_cli import ConfigOption, SetOption
+
+ROLES = ("verifier", "embedder", "ranker")
+
+
+def _start(role: str, config: Path | None, sets: list[str] | None) -> None:
+    from streams.process import run_role
+    from streams.settings import load
+
+    run_role(role, load(config, sets or []))
+
+
+def verifier(config: ConfigOption = None, sets: SetOption = None) -> None:
+    """Run one verifier: decides which candidate pairs are worth the foundation model's time.
+
+    Several processes share the partitions; start as many as there are partitions at most.
+
+    Example: solaris verifier --set verifier.budget_pairs_per_s=5000
+    """
+    _start("verifier", config, sets)
+
+
+def embedder(config: ConfigOption = None, sets: SetOption = None) -> None:
+    """Run one embedder: computes user states and pair embeddings with the foundation model.
+
+    Example: solaris embedder --set model.device=cuda --set embedder.batch_pairs=16384
+    """
+    _start("embedder", config, sets)
+
+
+def ranker(config: ConfigOption = None, sets: SetOption = None) -> None:
+    """Run one ranker: joins impressions with embeddings and writes ranked ads.
+
+    Example: solaris ranker --set loop.guarantee=at_least_once --set http.port=8080
+    """
+    _start("ranker", config, sets)
+
+
+def run(
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    verifiers: Annotated[int, typer.Option(help="Verifier processes.", min=0)] = 1,
+    embedders: Annotated[int, typer.Option(help="Embedder processes.", min=0)] = 1,
+    rankers: Annotated[int, typer.Option(help="Ranker processes.", min=0)] = 1,
+) -> None:
+    """Run all roles on this host under supervision; one Ctrl-C stops them in order.
+
+    Example: solaris run --set kafka.bootstrap=broker:9092 --rankers 2
+    """
+    from streams.settings import load
+    from streams.supervisor import Supervisor
+    from topics.admin import require
+
+    settings = load(config, sets or [])  # wrong settings fail here, once, and not in every role
+    require(settings.kafka)
+    arguments = [*(["--config", str(config)] if config else []), *(a for s in sets or [] for a in ("--set", s))]
+    counts = dict(zip(ROLES, (verifiers, embedders, rankers), strict=True))
+    logging.getLogger(__name__).info("roles on %s: %s", settings.kafka.bootstrap, counts)
+    Supervisor(counts, arguments, settings.loop.shutdown_deadline_s).run()

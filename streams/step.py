@@ -1,0 +1,99 @@
+"""What a role gives to the transactional loop: a `Step` turns polled records into outputs and dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from topics.events import Rejected
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One polled record, free of the client library."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    received_ms: int
+    """wall clock at the poll"""
+    attempt: int = 0
+    """how often the DLQ gave it back"""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    topic: str
+    """contract name, without the prefix"""
+    partition: int
+    key: bytes | None
+    value: bytes
+    source: int
+    """index of the input record in the batch"""
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    source: int
+    rejected: Rejected
+
+
+@dataclass(slots=True)
+class StepResult:
+    outputs: list[Output] = field(default_factory=list)
+    dead: list[Dead] = field(default_factory=list)
+
+
+class Step(Protocol):
+    """Called from the loop's worker thread only."""
+
+    role: str
+    """"verifier", "embedder-state", "embedder" or "ranker": names the consumer group"""
+    input_topic: str
+    """contract name"""
+    changelog_topic: str | None
+    """contract name of the topic whose partitions the step's stores follow, or None"""
+
+    def open(self, partition: int, metadata: str | None, log: tuple[int, int] | None) -> int | None:
+        """A partition was assigned; `metadata` came with its committed offset, `log` is (first, end) offset of its
+        changelog. Returns the changelog offset to follow from (None: its beginning) when the step has a changelog."""
+        ...
+
+    def close(self, partition: int) -> None:
+        """The partition is no longer ours; nothing more is written for it."""
+        ...
+
+    def run(self, records: Sequence[Record]) -> StepResult:
+        """The core on one batch. Bad records become `Dead`; what is raised stops the process, nothing committed."""
+        ...
+
+    def metadata(self, partition: int) -> str:
+        """Committed beside the offset, for `open`. Short."""
+        ...
+
+    def follow(self, partition: int, offsets: Sequence[int], values: Sequence[bytes | None], next_offset: int) -> None:
+        """Changelog records of a partition, in order; `next_offset` is where the log goes on."""
+        ...
+
+    def restored(self, partition: int) -> None:
+        """The changelog was read to where it ended when the partition was opened."""
+        ...
+
+    def committed(self, outputs: Sequence[Output], offsets: Sequence[int]) -> None:
+        """These outputs to the changelog are committed at these offsets."""
+        ...
+
+    def items(self, values: Sequence[bytes | None]) -> None:
+        """Records of the catalogue topic, in order per item."""
+        ...
+
+    def idle(self) -> None:
+        """Between batches, at least about once a second."""
+        ...
+
+    def totals(self) -> Mapping[str, int]:
+        """Counters since the start."""
+        ...

@@ -1,0 +1,111 @@
+"""`solaris run`: all roles on one host, each a process of its own, restarted with back-off, stopped in order.
+
+Stopping goes upstream first (verifier, embedder, ranker, monitor), so that what is in flight is still served.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+
+from streams.deadline import Deadline
+
+log = logging.getLogger(__name__)
+
+BACK_OFF_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+_STEADY_S = 60.0
+
+
+@dataclass(slots=True)
+class Child:
+    role: str
+    number: int
+    command: Sequence[str]
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    restarts: int = 0
+    fast_exits: int = 0
+    due: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}-{self.number}"
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """`counts`: processes per role, in the order in which they are stopped."""
+
+    counts: Mapping[str, int]
+    arguments: Sequence[str] = ()
+    """passed on to every role's command line"""
+    shutdown_deadline_s: float = 10.0
+    children: list[Child] = field(default_factory=list)
+    stopping: threading.Event = field(default_factory=threading.Event)
+
+    def start(self) -> None:
+        for role, n in self.counts.items():
+            for k in range(n):
+                child = Child(role, k, [sys.executable, "-m", "streams.cli", role, *self.arguments])
+                self.children.append(child)
+                self._spawn(child)
+
+    def run(self) -> None:
+        """Until SIGTERM or Ctrl-C."""
+
+        def handle(signum: int, frame: FrameType | None) -> None:
+            self.stopping.set()
+
+        signal.signal(signal.SIGTERM, handle)
+        signal.signal(signal.SIGINT, handle)
+        self.start()
+        try:
+            while not self.stopping.wait(0.2):
+                self.watch()
+        finally:
+            self.stop()
+
+    def watch(self) -> None:
+        """Restarts what has ended, each with its own back-off; a minute of steady running forgives earlier exits."""
+        now = time.monotonic()
+        for c in self.children:
+            if c.process is not None and c.process.poll() is not None:
+                code = c.process.returncode
+                c.process = None
+                c.fast_exits = 0 if now - c.started > _STEADY_S else c.fast_exits + 1
+                wait = BACK_OFF_S[min(c.fast_exits, len(BACK_OFF_S)) - 1] if c.fast_exits else 0.0
+                c.due = now + wait
+                log.warning("%s ended with code %s; starting it again in %.1f s", c.name, code, wait)
+            if c.process is None and now >= c.due:
+                c.restarts += 1
+                self._spawn(c)
+
+    def stop(self) -> None:
+        for role in self.counts:
+            of_role = [c for c in self.children if c.role == role and c.process is not None]
+            for c in of_role:
+                assert c.process is not None
+                if c.process.poll() is None:
+                    c.process.send_signal(signal.SIGTERM)
+            deadline = Deadline(self.shutdown_deadline_s + 10.0)
+            for c in of_role:
+                assert c.process is not None
+                try:
+                    c.process.wait(deadline.left())
+                except subprocess.TimeoutExpired:
+                    log.error("%s did not stop inside the deadline; killed", c.name)
+                    c.process.kill()
+                    c.process.wait()
+
+    def _spawn(self, c: Child) -> None:
+        c.started = time.monotonic()
+        # A session of its own: one Ctrl-C reaches the supervisor alone, which then stops the roles in order.
+        c.process = subprocess.Popen(c.command, start_new_session=True)
+        log.info("%s started, process %d", c.name, c.process.pid)

@@ -1,0 +1,250 @@
+"""Step 3 and 4 of the loop: results, dead letters and offsets in one transaction, then the local store.
+
+Errors sort into three kinds: *retriable* ones are repeated with back-off; *abortable* ones abort the transaction and
+repeat it with what is still ours; *fatal* ones (another process has taken this identity) stop the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from streams import failpoints
+from streams.deadline import Deadline
+from streams.settings import Settings
+from streams.step import Dead, Output, Record, Step, StepResult
+from topics.dlq import dead_letter
+from topics.errors import BrokerError
+from topics.events import Rejected
+from topics.kafka import producer
+
+log = logging.getLogger(__name__)
+
+_CALL_S = 10.0
+_BACK_OFF_S = (0.02, 0.1, 0.5, 1.0, 2.0)
+# Room for the record's own overhead under the topic's and the producer's limit of 8 MiB.
+_MAX_VALUE_BYTES = (8 << 20) - 65_536
+_REFUSED_BY_SIZE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG, KafkaError.INVALID_RECORD)
+
+
+class Dropped(Exception):
+    def __init__(self, records: int) -> None:
+        super().__init__(f"{records} records dropped: their partitions are no longer ours")
+        self.records = records
+
+
+class Committer:
+    def __init__(
+        self,
+        step: Step,
+        settings: Settings,
+        group: Consumer,
+        instance: str,
+        counters: Counter[str],
+        interrupted: Callable[[], bool],
+    ) -> None:
+        self._step, self._kafka, self._loop = step, settings.kafka, settings.loop
+        self._group, self._counters, self._interrupted = group, counters, interrupted
+        self._exactly_once = settings.loop.guarantee == "exactly_once"
+        self._producer: Producer | None = None
+        self._id = f"{settings.kafka.prefix}{step.role}-{instance}" if self._exactly_once else None
+        self._input = settings.kafka.topic(step.input_topic)
+
+    def start(self) -> None:
+        """Connects; with exactly-once takes over the transactional identity, which fences a former holder."""
+        timeout_ms = self._loop.transaction_timeout_ms
+        extra: dict[str, Any] = {"transaction_timeout_ms": timeout_ms} if self._id else {}
+        self._producer = producer(self._kafka, self._id, **extra)
+        if self._exactly_once:
+            self._retry(lambda: self._made.init_transactions(_CALL_S), "init_transactions")
+
+    def stop(self, deadline: Deadline) -> None:
+        if self._producer is not None and not self._exactly_once:
+            self._producer.flush(deadline.left(5.0))
+        self._producer = None
+
+    @property
+    def _made(self) -> Producer:
+        assert self._producer is not None
+        return self._producer
+
+    def commit(self, records: Sequence[Record], result: StepResult, owned: Callable[[int], bool]) -> None:
+        """Returns once committed and applied. Raises `Dropped` when none of the records is ours any more."""
+        dead = list(result.dead)
+        attempt = 0
+        while True:
+            mine = {r.partition for r in records if owned(r.partition)}
+            if not mine:
+                raise Dropped(len(records))
+            try:
+                done = self._attempt(records, result, dead, mine, owned)
+            except KafkaException as e:
+                self._after_error(e.args[0], attempt)
+                attempt += 1
+                continue
+            if done is None:
+                continue
+            outputs, offsets = done
+            failpoints.hit("after_commit")
+            if outputs:
+                self._step.committed(outputs, offsets)
+            return
+
+    def _attempt(
+        self,
+        records: Sequence[Record],
+        result: StepResult,
+        dead: list[Dead],
+        mine: set[int],
+        owned: Callable[[int], bool],
+    ) -> tuple[list[Output], list[int]] | None:
+        """One transaction. None: a record was refused for its size and has joined `dead`; try again."""
+        made = self._made
+        too_large = {o.source for o in result.outputs if len(o.value) > _MAX_VALUE_BYTES}
+        reason = Rejected("output_too_large", f"a result is over {_MAX_VALUE_BYTES} bytes")
+        dead.extend(Dead(i, reason) for i in sorted(too_large - {d.source for d in dead}))
+        given_up = {d.source for d in dead if d.rejected.reason in ("output_too_large", "refused_by_broker")}
+        outputs = [o for o in result.outputs if records[o.source].partition in mine and o.source not in given_up]
+        stored: list[Output] = []
+        places: list[int | None] = []
+        refused: list[tuple[int, KafkaError]] = []
+        failed: list[KafkaError] = []
+
+        if self._exactly_once:
+            made.begin_transaction()
+        for o in outputs:
+            slot = -1
+            if o.topic == self._step.changelog_topic:
+                slot = len(stored)
+                stored.append(o)
+                places.append(None)
+            self._produce(
+                self._kafka.topic(o.topic), o.key, o.value, o.partition, None,
+                _report(slot, o.source, places, refused, failed),
+            )  # fmt: skip
+        for d in dead:
+            r = records[d.source]
+            if r.partition in mine:
+                key, value, headers = dead_letter(
+                    self._kafka.topic(r.topic), r.partition, r.offset, r.key, r.value, d.rejected, self._step.role,
+                    r.attempt,
+                )  # fmt: skip
+                self._produce(self._kafka.topic("dlq"), key, value, None, headers, _report(-1, -1, [], [], failed))
+        self._flush()
+        failpoints.hit("after_produce")
+        if refused:
+            for source, error in refused:
+                dead.append(Dead(source, Rejected("refused_by_broker", error.str())))
+            if self._exactly_once:
+                self._retry(lambda: made.abort_transaction(_CALL_S), "abort_transaction")
+            return None
+        if failed:
+            raise KafkaException(failed[0])
+        self._commit_offsets(records, mine, owned)
+        return stored, [p for p in places if p is not None]
+
+    def _commit_offsets(self, records: Sequence[Record], mine: set[int], owned: Callable[[int], bool]) -> None:
+        # The group's metadata first, then the check: if an assignment ends after the check, the metadata is of an older
+        # generation of the group and the broker refuses the offsets.
+        group = self._group.consumer_group_metadata() if self._exactly_once else None
+        if not all(map(owned, mine)):
+            raise KafkaException(KafkaError(KafkaError._ASSIGNMENT_LOST, "a partition was taken during the batch"))
+        ends: dict[int, int] = {}
+        for r in records:
+            if r.partition in mine:
+                ends[r.partition] = max(ends.get(r.partition, -1), r.offset + 1)
+        positions = [TopicPartition(self._input, p, end, self._step.metadata(p)) for p, end in ends.items()]
+        if not self._exactly_once:
+            self._group.commit(offsets=positions, asynchronous=False)
+            return
+        made = self._made
+        self._retry(lambda: made.send_offsets_to_transaction(positions, group, _CALL_S), "send_offsets")
+        failpoints.hit("before_commit")
+        self._retry(lambda: made.commit_transaction(_CALL_S), "commit_transaction")
+
+    def _produce(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        partition: int | None,
+        headers: Any,
+        report: Callable[[KafkaError | None, Message], None],
+    ) -> None:
+        extra: dict[str, Any] = {} if partition is None else {"partition": partition}
+        if headers is not None:
+            extra["headers"] = headers
+        while True:
+            try:
+                self._made.produce(topic, value, key, on_delivery=report, **extra)
+                return
+            except BufferError:  # back-pressure: the queue drains as the broker acknowledges
+                self._made.poll(0.05)
+                if self._interrupted():
+                    raise BrokerError(f"{self._step.role}: stopped while the broker took no records") from None
+
+    def _flush(self) -> None:
+        while self._made.flush(1.0) > 0:
+            if self._interrupted():
+                raise BrokerError(f"{self._step.role}: stopped while the broker acknowledged no records")
+
+    def _after_error(self, error: KafkaError, attempt: int) -> None:
+        """Aborts what has to be aborted and waits, or raises what cannot be mended."""
+        if error.fatal() or error.code() in (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH):
+            raise BrokerError(
+                f"{self._step.role}: another process took the identity {self._id!r}, or this one was stopped for "
+                f"longer than its transaction lives: {error.str()}. Nothing of this batch was committed; restart it"
+            )
+        self._counters["transactions_aborted"] += 1
+        log.warning("%s: batch not committed, will be repeated: %s", self._step.role, error.str())
+        if self._exactly_once:
+            try:
+                self._retry(lambda: self._made.abort_transaction(_CALL_S), "abort_transaction")
+            except KafkaException as e:
+                if e.args[0].code() != KafkaError._STATE:  # nothing was begun: nothing to abort
+                    raise
+        self._wait(attempt)
+
+    def _retry(self, call: Callable[[], Any], what: str) -> None:
+        attempt = 0
+        while True:
+            try:
+                call()
+                return
+            except KafkaException as e:
+                error = e.args[0]
+                if not error.retriable() or error.txn_requires_abort() or error.fatal():
+                    raise
+                self._counters["broker_retries"] += 1
+                log.warning("%s: %s: %s; trying again", self._step.role, what, error.str())
+                self._wait(attempt)
+                attempt += 1
+
+    def _wait(self, attempt: int) -> None:
+        if self._interrupted():
+            raise BrokerError(f"{self._step.role}: stopped while the broker could not be used; nothing was committed")
+        time.sleep(_BACK_OFF_S[min(attempt, len(_BACK_OFF_S) - 1)])
+
+
+def _report(
+    slot: int,
+    source: int,
+    places: list[int | None],
+    refused: list[tuple[int, KafkaError]],
+    failed: list[KafkaError],
+) -> Callable[[KafkaError | None, Message], None]:
+    def on_delivery(error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            if slot >= 0:
+                places[slot] = message.offset()
+        elif error.code() in _REFUSED_BY_SIZE and source >= 0:
+            refused.append((source, error))
+        else:
+            failed.append(error)
+
+    return on_delivery
