@@ -33,6 +33,15 @@ POLL_EVERY = 2_000
 GIVE_UP_S = 300.0
 """how long a broker may be away before the replay ends (to be resumed)"""
 MAX_RETRIED = 100
+_PASSING = (
+    KafkaError._TIMED_OUT,
+    KafkaError._TRANSPORT,
+    KafkaError._WAIT_COORD,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+)
+"""errors of a broker that is away or starting, which librdkafka does not mark as retriable in every call"""
 _FENCED = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
 
 
@@ -140,6 +149,7 @@ class Replay:
             if not (self._resume and self._saved.done):
                 self._send()
             self.state.complete = self._saved.done
+            self._tell()
         except KafkaException as e:
             self._discard()
             raise self._error(e) from None
@@ -260,6 +270,7 @@ class Replay:
                 self._send_again(e)
         self._saved = saved
         state = self.state
+        state.complete = done
         state.acknowledged += len(batch)
         state.transactions += 1
         for record in batch:
@@ -292,8 +303,8 @@ class Replay:
                 return call()
             except KafkaException as e:
                 error = e.args[0]
-                timed_out = error.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT)
-                if not (error.retriable() or timed_out) or error.fatal() or time.monotonic() > deadline:
+                passing = error.retriable() or error.code() in _PASSING
+                if not passing or error.fatal() or time.monotonic() > deadline:
                     raise
                 log.warning("replay: %s: %s; trying again", what, error.str())
                 time.sleep(0.1)
@@ -319,7 +330,8 @@ class Replay:
     def _tell(self) -> None:
         if self._on_progress is not None:
             progress = self.source.progress
-            self.state.read = progress.done / progress.total if progress.total else 0.0
+            share = progress.done / progress.total if progress.total else 0.0
+            self.state.read = 1.0 if self.state.complete else share
             self._on_progress(self.state)
 
 

@@ -23,7 +23,7 @@ from topics.errors import ContractError, DecodeError, InvalidEvent
 from topics.events import Event, Features, Impression, Item, check
 from topics.readers.badlines import BadLines, Progress
 from topics.readers.clicks import CLICK_DELAY_MS, ClickStream
-from topics.readers.sort import Timed, sort_by_time
+from topics.readers.sort import Timed, sorted_rows
 
 REQUIRED = ("impression_id", "user_id", "impression_time", "article_ids_inview")
 LABELS = "article_ids_clicked"
@@ -42,7 +42,7 @@ def read(path: Path, bad: BadLines, progress: Progress | None = None, run_bytes:
     clicks = ClickStream()
     decode = msgspec.msgpack.decode
     with Histories(path.with_name("history.parquet")) as histories:
-        for ts, number, data in sort_by_time(_timed(path, bad, progress), run_bytes):
+        for ts, number, data in sorted_rows(_timed(path, bad, progress), progress, run_bytes):
             row = decode(data)
             try:
                 impression, clicked, delay_ms = parse(row, ts, histories)

@@ -19,7 +19,7 @@ from topics.events import Event, Features, Impression, Item, check
 from topics.readers.badlines import BadLines, Progress
 from topics.readers.clicks import CLICK_DELAY_MS, ClickStream
 from topics.readers.jsonl import lines
-from topics.readers.sort import Timed, sort_by_time
+from topics.readers.sort import Timed, sorted_rows
 
 _COLUMNS = 5
 
@@ -30,7 +30,7 @@ def read(path: Path, bad: BadLines, progress: Progress | None = None, run_bytes:
     if news.is_file():
         yield from _items(news, bad)
     clicks = ClickStream()
-    for ts, number, line in sort_by_time(_timed(path, bad, progress), run_bytes):
+    for ts, number, line in sorted_rows(_timed(path, bad, progress), progress, run_bytes):
         try:
             impression, clicked = parse(line, ts)
             check(impression)

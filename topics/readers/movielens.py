@@ -19,7 +19,7 @@ from topics.ids import hash_id
 from topics.readers.badlines import BadLines, Progress
 from topics.readers.clicks import ClickStream
 from topics.readers.jsonl import lines
-from topics.readers.sort import Timed, sort_by_time
+from topics.readers.sort import Timed, sorted_rows
 
 DISTRACTORS = 9
 LIKED = 4.0
@@ -37,7 +37,7 @@ def read(path: Path, bad: BadLines, progress: Progress | None = None, run_bytes:
     clicks = ClickStream()
     pool: deque[str] = deque(maxlen=POOL)
     seen: OrderedDict[str, deque[tuple[str, int]]] = OrderedDict()
-    for ts, number, line in sort_by_time(_timed(path, bad, progress), run_bytes):
+    for ts, number, line in sorted_rows(_timed(path, bad, progress), progress, run_bytes):
         user, movie, rating, _ = line.decode().split(",")
         ads: list[str | int] = [movie]
         draw = hash_id(f"{user}/{movie}/{ts}")

@@ -11,6 +11,8 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
+from topics.readers.badlines import Progress
+
 _HEADER = struct.Struct("<qqI")
 _OVERHEAD = 150
 """bytes a record costs in a Python list beside its own"""
@@ -42,6 +44,22 @@ def sort_by_time(records: Iterable[Timed], run_bytes: int = 128 << 20, fan_in: i
     finally:
         for run in runs:
             run.close()
+
+
+def sorted_rows(rows: Iterable[Timed], progress: Progress | None, run_bytes: int) -> Iterator[Timed]:
+    """`sort_by_time`; once all rows are read, `progress` counts the rows that came out."""
+    read = 0
+
+    def counted() -> Iterator[Timed]:
+        nonlocal read
+        for row in rows:
+            read += 1
+            yield row
+
+    for n, row in enumerate(sort_by_time(counted(), run_bytes), 1):
+        if progress is not None:
+            progress.done, progress.total = n, read
+        yield row
 
 
 def _merge_to_one(runs: list[BinaryIO]) -> BinaryIO:
