@@ -61,6 +61,7 @@ class Database:
 
 
 def open_database(path: Path, settings: StoreSettings) -> Database:
+    """Takes the directory and opens what is there, by the table above."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         known = metadata.check_mark(path)
@@ -77,7 +78,7 @@ def open_database(path: Path, settings: StoreSettings) -> Database:
     try:
         if not known:
             metadata.write_mark(path)
-        return _open_owned(path, settings, owner)
+        return reopen(path, settings, owner)
     except OSError as e:
         owner.release()
         raise _full(path, e) from None
@@ -86,7 +87,9 @@ def open_database(path: Path, settings: StoreSettings) -> Database:
         raise
 
 
-def _open_owned(path: Path, settings: StoreSettings, owner: Ownership) -> Database:
+def reopen(path: Path, settings: StoreSettings, owner: Ownership) -> Database:
+    """Opens the RocksDB of a directory that this process owns already."""
+    owner.wait_for_rocksdb()
     rebuilt = False
     if (path / REBUILD).exists():
         _wipe(path, "it was found damaged while in use")
@@ -184,6 +187,13 @@ def classify(path: Path, e: BaseException) -> StoreError:
     if free_bytes(path) < MIN_WRITE_BUFFER_BYTES or not writable(path) or "No space" in text or "too large" in text:
         return StoreFull(f"{path} cannot be written ({text}); free space and start again, nothing is lost")
     return StoreError(f"{path}: {text}")
+
+
+def mark_for_rebuild(path: Path) -> None:
+    try:
+        (path / REBUILD).touch()
+    except OSError as e:
+        log.error("state: %s is damaged and cannot even be marked so (%s); delete it by hand", path, e)
 
 
 def writable(path: Path) -> bool:

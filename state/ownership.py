@@ -10,6 +10,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import struct
+import sys
 import time
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from topics.errors import StoreLocked
 
 OWNER = "OWNER"
 _POLL_S = 0.05
+_FLOCK = struct.Struct("hhqqi")  # struct flock of 64-bit Linux: type, whence, start, len, pid
 
 
 class Ownership:
@@ -27,7 +30,7 @@ class Ownership:
 
     def __init__(self, directory: Path, timeout_s: float) -> None:
         self.path = directory / OWNER
-        deadline = time.monotonic() + timeout_s
+        self.deadline = time.monotonic() + timeout_s
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             while True:
@@ -35,7 +38,7 @@ class Ownership:
                     fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    if time.monotonic() >= deadline:
+                    if time.monotonic() >= self.deadline:
                         raise StoreLocked(
                             f"{directory} is held by {holder(self.path)}; waited {timeout_s:g} s. "
                             "Stop that process or give this one its own state directory"
@@ -48,6 +51,14 @@ class Ownership:
         except BaseException:
             os.close(self._fd)
             raise
+
+    def wait_for_rocksdb(self) -> None:
+        """Waits, inside the same deadline, for a program that took RocksDB's lock alone (such as `ldb`)."""
+        lock = self.path.parent / "LOCK"
+        while (pid := _posix_holder(lock)) is not None:
+            if time.monotonic() >= self.deadline:
+                raise StoreLocked(f"{self.path.parent} is open in process {pid} ({_command(pid)}). Stop that process")
+            time.sleep(_POLL_S)
 
     def release(self) -> None:
         if self._fd >= 0:
@@ -68,3 +79,20 @@ def holder(path: Path) -> str:
         same = False
     # The lock may be held by a child that inherited it, or by another container's process.
     return f"process {pid} ({command})" + ("" if same else ", which is not visible from here")
+
+
+def _posix_holder(lock: Path) -> int | None:
+    """The process that holds a record lock on the file, where the system can tell."""
+    if not sys.platform.startswith("linux") or not lock.exists():
+        return None
+    with open(lock, "rb+") as f:
+        answer = fcntl.fcntl(f, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    kind, _, _, _, pid = _FLOCK.unpack(answer)
+    return None if kind == fcntl.F_UNLCK else pid
+
+
+def _command(pid: int) -> str:
+    try:
+        return " ".join(psutil.Process(pid).cmdline())[:200]
+    except psutil.Error:
+        return "not visible from here"

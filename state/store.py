@@ -37,12 +37,13 @@ class RocksStore:
         self._turn = threading.RLock()
         self._counts = dict.fromkeys(("applied", "pairs", "expired", "rejected", "segments_dropped"), 0)
         self._cache = UserCache(settings.cache_bytes // 2)
-        self._open()
+        self._failed = False
+        """RocksDB refused a write and takes no more until it is opened again"""
+        self._adopt(database.open_database(self.path, settings))
         log.info("state: %s opened at offset %s, clock %d ms, %d segments",
                  self.path, self.position, self.clock_ms, len(self._families))  # fmt: skip
 
-    def _open(self) -> None:
-        opened = database.open_database(self.path, self.settings)
+    def _adopt(self, opened: database.Database) -> None:
         self._database = opened
         self._db: Rdict | None = opened.db
         self._meta = opened.meta
@@ -51,6 +52,7 @@ class RocksStore:
         self._handles = {n: opened.db.get_column_family_handle(n) for n in opened.names}
         self._iterators: dict[str, RdictIter] = {}
         self._read = database.read_options()
+        self._cache.dead_ts = self._floor - self._times.horizon
 
     @property
     def position(self) -> int | None:
@@ -79,6 +81,8 @@ class RocksStore:
             if expired:
                 batch = batch.take(alive)
             self._check_space(batch.words.nbytes)
+            if self._failed:
+                db = self._recover()
             write = WriteBatch(raw_mode=True)
             far = self._meta.far_ts_ms
             keys = batch.keys
@@ -170,8 +174,10 @@ class RocksStore:
                     value = it.value()
                     chunks.append((offset, value, kept_bytes(value)))
                 it.next()
-            # valid() is also false after an error
-            it.status()
+            try:
+                it.status()  # valid() is false after an error too
+            except Exception as e:
+                raise self._error(e) from None
         return chunks
 
     def _answer(
@@ -189,6 +195,9 @@ class RocksStore:
     def expire(self, clock_ms: int) -> int:
         with self._turn:
             db = self._opened()
+            if self._failed:
+                self._check_space(0)
+                db = self._recover()
             if clock_ms > self._meta.clock_ms:
                 meta = metadata.Metadata(self._meta.position, clock_ms, self._meta.far_ts_ms)
                 write = WriteBatch(raw_mode=True)
@@ -204,12 +213,32 @@ class RocksStore:
                 newest = self._meta.far_ts_ms if segment is None else segment.end_ms - 1
                 if self._times.dead(newest, self._floor):
                     dead.append(name)
-            for name in dead:
-                self._handles.pop(name)
-                self._families.pop(name)
-                db.drop_column_family(name)
+            self._drop(db, dead)
             self._counts["segments_dropped"] += len(dead)
             return len(dead)
+
+    def wipe(self, reason: str) -> None:
+        """Empties the store, which is then as new. Data goes before the position does: a crash in between leaves a
+        position that leads here again."""
+        with self._turn:
+            db = self._opened()
+            log.error("state: %s is wiped and rebuilt from the changelog: %s", self.path, reason)
+            self._iterators.clear()
+            self._cache.clear()
+            self._drop(db, list(self._families))
+            meta = metadata.Metadata()
+            write = WriteBatch(raw_mode=True)
+            write.put(metadata.KEY, meta.encode())
+            self._write(db, write)
+            self._meta = meta
+            self._cache.dead_ts = self._floor - self._times.horizon
+            self.rebuilt = True
+
+    def _drop(self, db: Rdict, names: list[str]) -> None:
+        for name in names:
+            self._handles.pop(name)
+            self._families.pop(name)
+            db.drop_column_family(name)
 
     def stats(self) -> dict[str, int]:
         """Counters since opening, and what is held now. `chunks` is RocksDB's estimate."""
@@ -240,15 +269,19 @@ class RocksStore:
             metadata.write_mark(path)
 
     def close(self, deadline_s: float | None = None) -> None:
+        """Lets go of the directory; all that was applied is there at the next opening. Closing writes nothing, but
+        waits for RocksDB's running background work. Past the deadline that work is left to end with the process."""
+        if deadline_s is not None:
+            closing = threading.Thread(target=self.close, name="store-close", daemon=True)
+            closing.start()
+            closing.join(deadline_s)
+            if closing.is_alive():
+                log.error("state: %s did not close within %g s; left to the end of the process", self.path, deadline_s)
+            return
         with self._turn:
-            db, self._db = self._db, None
-            if db is None:
-                return
-            self._iterators.clear()
-            self._families.clear()
-            self._handles.clear()
-            db.close()
-            self._database.owner.release()
+            if self._db is not None:
+                self._release()
+                self._database.owner.release()
 
     def _opened(self) -> Rdict:
         if self._db is None:
@@ -284,8 +317,37 @@ class RocksStore:
     def _write(self, db: Rdict, write: WriteBatch) -> None:
         try:
             db.write(write)
-        except Exception as e:
-            raise database.classify(self.path, e) from None
+        except Exception as e:  # rocksdict raises bare Exception
+            self._failed = True
+            raise self._error(e) from None
+
+    def _error(self, e: BaseException) -> StoreError:
+        error = database.classify(self.path, e)
+        if isinstance(error, database.Damaged):
+            database.mark_for_rebuild(self.path)
+            return StoreError(f"{error}. The next start wipes it and rebuilds it from the changelog")
+        return error
+
+    def _recover(self) -> Rdict:
+        """Opens RocksDB again after a write that failed. It comes back as of its last complete batch."""
+        self._release()
+        self._cache.clear()
+        try:
+            self._adopt(database.reopen(self.path, self.settings, self._database.owner))
+        except BaseException:
+            self._database.owner.release()
+            raise
+        self._failed = False
+        log.warning("state: %s opened again after a failed write, at offset %s", self.path, self.position)
+        return self._opened()
+
+    def _release(self) -> None:
+        db, self._db = self._db, None
+        self._iterators.clear()
+        self._families.clear()
+        self._handles.clear()
+        if db is not None:
+            db.close()
 
 
 def _order(name: str) -> tuple[int, int]:
