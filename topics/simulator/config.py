@@ -164,7 +164,7 @@ PRESETS: dict[str, SimulatorConfig] = {
         w_price=0.6,
     ),
     "tiny": SimulatorConfig(
-        users=60, hours=12.0, live_items=240, topics=10, subtopics=4, demographics=4, advertisers=30, candidates=40,
+        users=120, hours=12.0, live_items=240, topics=10, subtopics=4, demographics=4, advertisers=30, candidates=40,
         ads=20, history=20,
     ),
 }  # fmt: skip

@@ -5,5 +5,5 @@ from __future__ import annotations
 
 from numba import njit
 
-inner = njit(cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-outer = njit(cache=True, no_cfunc_wrapper=True)
+inner = njit(cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy")
+outer = njit(cache=True, no_cfunc_wrapper=True, error_model="numpy")

@@ -21,8 +21,10 @@ import numpy.typing as npt
 
 from topics.errors import SettingsError
 from topics.simulator import kernel
-from topics.simulator.config import GRID_MS, HOUR_MS, SimulatorConfig
-from topics.simulator.world import FORMATS, World, build
+from topics.simulator.config import HOUR_MS, SimulatorConfig
+from topics.simulator.emit import KIND_CANDIDATES, KIND_FEEDBACK, KIND_IMPRESSION
+from topics.simulator.state import RECORD, State, params
+from topics.simulator.world import FORMATS, HISTORY, PRICE_SCALE, PRICE_SD, World, build
 
 Array = npt.NDArray[Any]
 _WINDOWS_MS = (600_000, 300_000, 120_000, 60_000, 30_000, 10_000, 5_000, 2_000, 1_000)
@@ -65,27 +67,22 @@ def blocks(c: SimulatorConfig) -> Iterator[Block]:
     """The log in order. A block's data is valid until the next one is asked for."""
     world, users = build(c)
     yield _item_block(c, world)
-    begin = int(world.born[0])
-    p = kernel.params(c, begin, float(world.hour_activity.mean()))
     record_bytes = _record_bytes(c)
     window = _window_ms(c, record_bytes)
-    ids = np.empty(max(c.candidates, c.ads), np.int32)
-    order = np.empty(c.ads, np.int32)
-    scores = np.empty(c.candidates, np.float64)
-    out = _out(64, 4 * record_bytes + (1 << 20), 64 * c.ads)
-    now = begin
+    now = int(world.born[0])
+    k = _state(c, world, users, now, record_bytes)
     while now < c.end_ms:
         until = min(now + window, c.end_ms)
-        _renew_items(world, now, until)
+        _renew_items(world, k.slot_item, now)
         user = 0
         while True:
-            user = kernel.run_users(world, users, p, out, user, until, ids, order, scores, record_bytes)
+            user = kernel.run_users(k, user, until, record_bytes)
             if user == c.users:
                 break
-            out = _grown(out, 2 * record_bytes, c.ads)
-        yield from _drain(out, until)
+            k = _grown(k, 2 * record_bytes, c.ads)
+        yield from _drain(k, until)
         now = until
-    yield from _drain(out, None)
+    yield from _drain(k, None)
 
 
 def write_log(c: SimulatorConfig, path: Path, truth: Path | None = None) -> Summary:
@@ -130,92 +127,100 @@ def _window_ms(c: SimulatorConfig, record_bytes: int) -> int:
     return _WINDOWS_MS[-1]
 
 
-def _renew_items(world: World, now: int, until: int) -> None:
-    """Puts the items born by `now` into their slots. Births are on a grid that no window crosses unaligned."""
-    grid = now - now % GRID_MS
-    a, b = np.searchsorted(world.born, [grid, grid + 1])
-    world.slot_item[world.slot[a:b]] = np.arange(a, b, dtype=np.int32)
+def _renew_items(world: World, slot_item: Array, now: int) -> None:
+    """Puts the items born at `now` into their slots. Births are on a grid that every window divides."""
+    a, b = np.searchsorted(world.born, [now, now + 1])
+    slot_item[world.slot[a:b]] = np.arange(a, b, dtype=np.int32)
 
 
-def _out(records: int, data: int, truth: int) -> kernel.Out:
-    def column(dtype: Any = np.int64) -> Array:
-        return np.empty(records, dtype)
+def _state(c: SimulatorConfig, world: World, users: Array, begin: int, record_bytes: int) -> State:
+    widest = max(c.candidates, c.ads)
+    return State(
+        p=params(c, begin, float(world.hour_activity.mean())),
+        items=world.items,
+        slot_item=np.full(world.slots, -1, np.int32),
+        trend=world.trend,
+        trend_phase=world.trend_phase,
+        hour_activity=world.hour_activity,
+        users=users,
+        history=np.zeros((c.users, c.history), HISTORY),
+        listed=np.zeros((c.users, c.candidates), np.int32),
+        stamp=np.full(len(world.items), -1, np.int64),
+        stamp_now=np.zeros(1, np.int64),
+        ids=np.zeros(widest, np.int32),
+        scores=np.zeros(widest, np.float64),
+        records=np.zeros(64, RECORD),
+        data=np.empty(4 * record_bytes + (1 << 20), np.uint8),
+        truth=np.empty(64 * c.ads, np.float32),
+        n=np.zeros(3, np.int64),
+    )
 
-    return kernel.Out(
-        data=np.empty(data, np.uint8), key=column(), ts=column(), offset=column(), length=column(),
-        kind=column(np.int8), user=column(), sequence=column(), pairs=column(),
-        truth=np.empty(truth, np.float32), truth_offset=column(), n=np.zeros(3, np.int64),
-    )  # fmt: skip
+
+def _grown(k: State, data: int, truth: int) -> State:
+    """The same with twice the room for records, `data` bytes and `truth` values at least."""
+    records = np.zeros(2 * len(k.records), RECORD)
+    bytes_ = np.empty(2 * len(k.data) + data, np.uint8)
+    values = np.empty(2 * len(k.truth) + truth, np.float32)
+    for new, old in ((records, k.records), (bytes_, k.data), (values, k.truth)):
+        new[: len(old)] = old
+    return k._replace(records=records, data=bytes_, truth=values)
 
 
-def _grown(out: kernel.Out, data: int, truth: int) -> kernel.Out:
-    """A copy with twice the room."""
-    new = _out(2 * len(out.key), 2 * len(out.data) + data, 2 * len(out.truth) + truth)
-    for name in kernel.Out._fields:
-        old = getattr(out, name)
-        getattr(new, name)[: len(old)] = old
-    return new
-
-
-def _drain(out: kernel.Out, until: int | None) -> Iterator[Block]:
-    """Yields what stands before `until` (None: all) in the log and moves the rest to the front of `out`."""
-    n = int(out.n[0])
-    key = out.key[:n]
-    ready = np.flatnonzero(key < until) if until is not None else np.arange(n)
+def _drain(k: State, until: int | None) -> Iterator[Block]:
+    """Yields what stands before `until` (None: all) in the log and moves the rest to the front of the buffers."""
+    records = k.records[: int(k.n[0])]
+    late = records["key"] >= until if until is not None else np.zeros(len(records), bool)
+    ready = np.flatnonzero(~late)
     if not len(ready):
         return
-    # ties by user, then sequence, then kind: feedback has its impression's sequence and comes after it
-    rank = np.lexsort((out.kind[ready], out.sequence[ready], out.user[ready], out.ts[ready], key[ready]))
-    ready = ready[rank]
-    data = np.empty(int(out.length[ready].sum()), np.uint8)
-    kernel.gather(out, ready, data)
-    kind = out.kind[ready]
-    cands, imps, fbs = (ready[kind == k] for k in (0, 1, 2))
-    counts = out.pairs[imps]
+    # ties go by user, then sequence, then kind: feedback has its impression's sequence and comes after it
+    ready = ready[np.lexsort([records[c][ready] for c in ("kind", "sequence", "user", "ts", "key")])]
+    data = _bytes_of(k, ready)
+    out = records[ready]
+    cands, imps, fbs = (out[out["kind"] == kind] for kind in (KIND_CANDIDATES, KIND_IMPRESSION, KIND_FEEDBACK))
+    counts = imps["pairs"].astype(np.int64)
     yield Block(
-        data=memoryview(data),  # type: ignore[arg-type]
+        data=data.data,
         summary=Summary(
-            candidates=len(cands), candidate_pairs=int(out.pairs[cands].sum()), impressions=len(imps),
-            ads=int(counts.sum()), feedback=len(fbs), clicks=int(out.pairs[fbs].sum()), bytes=len(data),
+            candidates=len(cands), candidate_pairs=int(cands["pairs"].sum()), impressions=len(imps),
+            ads=int(counts.sum()), feedback=len(fbs), clicks=int(fbs["pairs"].sum()), bytes=len(data),
         ),
-        impression_user=out.user[imps], impression_sequence=out.sequence[imps],
-        truth=_ragged(out.truth, out.truth_offset[imps], counts), truth_count=counts.copy(),
+        impression_user=imps["user"], impression_sequence=imps["sequence"],
+        truth=_ragged(k.truth, imps["truth_offset"], counts), truth_count=counts,
     )  # fmt: skip
-    _compact(out, key >= until if until is not None else np.zeros(n, bool))
+    _compact(k, np.flatnonzero(late))
+
+
+def _bytes_of(k: State, which: Array) -> Array:
+    data = np.empty(int(k.records["length"][which].sum()), np.uint8)
+    kernel.gather(k.records, k.data, which, data)
+    return data
 
 
 def _ragged(values: Array, start: Array, count: Array) -> Array:
     """values[start[i] : start[i] + count[i]] end to end."""
-    total = int(count.sum())
     end = np.cumsum(count)
-    return values[np.arange(total) + np.repeat(start - (end - count), count)]
+    return values[np.arange(int(count.sum())) + np.repeat(start - (end - count), count)]
 
 
-def _compact(out: kernel.Out, keep: Array) -> None:
-    rest = np.flatnonzero(keep)
-    n = len(rest)
-    data = np.empty(int(out.length[rest].sum()), np.uint8)
-    kernel.gather(out, rest, data)
-    truth_count = np.where(out.kind[rest] == kernel.KIND_IMPRESSION, out.pairs[rest], 0)
-    truth = _ragged(out.truth, out.truth_offset[rest], truth_count)
-    for name in ("key", "ts", "length", "kind", "user", "sequence", "pairs"):
-        column = getattr(out, name)
-        column[:n] = column[rest]
-    out.offset[:n] = np.cumsum(out.length[:n]) - out.length[:n]
-    out.truth_offset[:n] = np.cumsum(truth_count) - truth_count
-    out.data[: len(data)] = data
-    out.truth[: len(truth)] = truth
-    out.n[:] = n, len(data), len(truth)
+def _compact(k: State, keep: Array) -> None:
+    data, rest = _bytes_of(k, keep), k.records[keep]
+    count = np.where(rest["kind"] == KIND_IMPRESSION, rest["pairs"], 0).astype(np.int64)
+    truth = _ragged(k.truth, rest["truth_offset"], count)
+    rest["offset"] = np.cumsum(rest["length"]) - rest["length"]
+    rest["truth_offset"] = np.cumsum(count) - count
+    k.records[: len(rest)], k.data[: len(data)], k.truth[: len(truth)] = rest, data, truth
+    k.n[:] = len(rest), len(data), len(truth)
 
 
 def _item_block(c: SimulatorConfig, world: World) -> Block:
     """Every item of the log's span, with `ts` 0: a catalogue that is known before the first event."""
     encode = msgspec.json.encode
     parts = []
-    price = kernel.PRICE_SCALE * np.exp(kernel.PRICE_SD * world.price_level)
-    alive = np.flatnonzero(world.dies > c.start_ms - 24 * HOUR_MS)
+    price = PRICE_SCALE * np.exp(PRICE_SD * world.items["price_level"].astype(np.float64))
+    alive = np.flatnonzero(world.items["dies"] > c.start_ms - 24 * HOUR_MS)
     for i in alive.tolist():
-        sub = int(world.sub[i])
+        sub = int(world.items["sub"][i])
         features = {
             "category": f"t{sub // c.subtopics}",
             "sub_category": f"t{sub // c.subtopics}s{sub % c.subtopics}",
