@@ -1,8 +1,9 @@
 """What is in an event log: counts, span, order, duplicates, bad lines, and how much of it candidates could cover.
 
-Memory is bounded: distinct ids are counted over sets of 64-bit hashes, exact up to `SET_CAPACITY` and a uniform sample of
-hashes beyond (an error of about 0.2 %); the coverage ceiling keeps the newest candidate time of each pair of the past
-24 h, and of a smaller and smaller share of the users when that exceeds `PAIR_CAPACITY`. Reports say when they sampled.
+Memory is bounded: distinct ids are counted over sets of 64-bit hashes, exact up to `SET_CAPACITY` and a uniform sample
+of hashes beyond (an error of about 0.2 %); the coverage ceiling keeps the newest candidate time of each pair of the
+past 24 h, and of a smaller and smaller share of the users when that exceeds `PAIR_CAPACITY`. Reports say when they
+sampled.
 """
 
 from __future__ import annotations
