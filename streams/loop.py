@@ -28,6 +28,7 @@ from streams.follower import Followed, Follower
 from streams.settings import Settings
 from streams.step import Record, Step, StepResult
 from streams.transactions import Committer, Dropped
+from topics.dlq import ATTEMPT
 from topics.errors import BrokerError, SolarisError
 from topics.kafka import consumer, group_name
 
@@ -151,7 +152,7 @@ class Loop:
     def _record(self, m: Message, now_ms: int) -> Record:
         attempt = 0
         for name, value in m.headers() or ():
-            if name == "solaris-attempts" and value is not None:
+            if name == ATTEMPT and value is not None:
                 with contextlib.suppress(ValueError):
                     attempt = int(value)
         key = m.key()

@@ -8,12 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from state.restore import plan_restore
-
 from models.api import Runtime
 from models.catalogue import Catalogue
 from models.features import Encoder
 from state.api import ChangelogRecord
+from state.restore import RestoreReporter, plan_restore
 from state.store import RocksStore, open_store
 from streams.backlog import Backlog
 from streams.clock import EventClock
@@ -39,15 +38,17 @@ class Stores:
         self.by_partition: dict[int, RocksStore] = {}
         self._clocks: dict[int, EventClock] = {}
         self._own: dict[int, set[int]] = {}
+        self._restores: dict[int, RestoreReporter] = {}
         self.counters: Counter[str] = Counter()
 
     def open(self, partition: int, log_bounds: tuple[int, int] | None) -> int | None:
         assert log_bounds is not None
         store = open_store(self._folder / str(partition), self._settings.store)
         plan = plan_restore(store.position, *log_bounds)
-        if plan.wipe:
-            store.wipe()
-            self.counters["stores_rebuilt"] += 1
+        if plan.action == "wipe":
+            store.wipe(plan.reason)
+            self.counters["stores_wiped"] += 1
+        self._restores[partition] = RestoreReporter(f"{self._folder.name}/{partition}", plan)
         self.by_partition[partition] = store
         self._clocks[partition] = EventClock(store.clock_ms)
         self._own[partition] = set()
@@ -57,6 +58,7 @@ class Stores:
         store = self.by_partition.pop(partition, None)
         self._clocks.pop(partition, None)
         self._own.pop(partition, None)
+        self._restores.pop(partition, None)
         if store is not None:
             store.close(self._settings.loop.shutdown_deadline_s)
 
@@ -70,6 +72,12 @@ class Stores:
                 records.append(ChangelogRecord(offset, value or b""))
         result = self.by_partition[partition].apply(records, next_offset)
         self._tally(result.applied, result.pairs, result.expired, result.rejected, partition)
+        restore = self._restores.get(partition)
+        if restore is not None:
+            restore.update(next_offset)
+
+    def restored(self, partition: int) -> None:
+        self._restores.pop(partition, None)
 
     def apply_own(self, partition: int, records: Sequence[ChangelogRecord]) -> None:
         """Our own committed outputs, ahead of the follower: the position stays where the follower is."""
@@ -250,6 +258,9 @@ class PairLane(BaseStep):
     def follow(self, partition: int, offsets: Sequence[int], values: Sequence[bytes | None], next_offset: int) -> None:
         self.stores.follow(partition, offsets, values, next_offset)
 
+    def restored(self, partition: int) -> None:
+        self.stores.restored(partition)
+
     def run(self, records: Sequence[Record]) -> StepResult:
         spec = self.runtime.info.spec
         requests, sources, dead = precompute_requests(
@@ -308,6 +319,7 @@ class RankerStep(BaseStep):
 
     def restored(self, partition: int) -> None:
         self._restoring.discard(partition)
+        self.stores.restored(partition)
 
     def run(self, records: Sequence[Record]) -> StepResult:
         events, sources, dead = keyed_events(records, decode_impression, self.settings.loop.max_ahead_ms)

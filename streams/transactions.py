@@ -21,7 +21,7 @@ from streams.step import Dead, Output, Record, Step, StepResult
 from topics.dlq import dead_letter
 from topics.errors import BrokerError
 from topics.events import Rejected
-from topics.kafka import producer
+from topics.kafka import passing, producer
 
 log = logging.getLogger(__name__)
 
@@ -218,7 +218,7 @@ class Committer:
                 return
             except KafkaException as e:
                 error = e.args[0]
-                if not error.retriable() or error.txn_requires_abort() or error.fatal():
+                if not passing(error) or error.txn_requires_abort():
                     raise
                 self._counters["broker_retries"] += 1
                 log.warning("%s: %s: %s; trying again", self._step.role, what, error.str())

@@ -110,3 +110,20 @@ def _client(kind: Any, conf: dict[str, Any]) -> Any:
 
 def _dotted(properties: Mapping[str, Any]) -> dict[str, Any]:
     return {k.replace("_", "."): v for k, v in properties.items()}
+
+
+_PASSING = (
+    KafkaError._TIMED_OUT,
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._WAIT_COORD,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+)
+
+
+def passing(error: KafkaError) -> bool:
+    """Whether the same call may succeed later: what librdkafka calls retriable, and the errors of a broker that is away
+    or starting, which it does not mark so in every call."""
+    return not error.fatal() and (error.retriable() or error.code() in _PASSING)

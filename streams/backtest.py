@@ -1,0 +1,290 @@
+"""The backtest host: the production cores over an event log in virtual time, one process, no broker.
+
+Events are taken in blocks, which is exact because every look-up is *as of* the asking event's own time: what a block's
+candidates write at `ts` is invisible to its impressions before `ts`. A delay between a user's event and its servable
+embedding is modelled exactly too: the ranker then asks as of ``now - delay``, in stores whose TTL is shorter by the
+delay, so an entry is seen from ``ts + delay`` on and until ``ts + ttl``.
+
+Catalogue records apply at the start of their block; give them before the events that need them, as a live start does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from models.api import PairBatch, Runtime
+from models.catalogue import Catalogue
+from models.features import Encoder
+from state.api import ChangelogRecord, EmbeddingStore, Lookup, StoreDims, StoreSettings
+from state.store import open_store
+from streams.embedder import Embedder, Refresh
+from streams.gate import GateSettings
+from streams.ranker import Ranker
+from streams.verifier import Verifier
+from topics.errors import ContractError
+from topics.events import Candidates, Event, Feedback, Impression, Item, RankedAds
+from topics.packed import EmbeddingChunk, encode_embedding
+
+I64 = npt.NDArray[np.int64]
+F32 = npt.NDArray[np.float32]
+Columns = dict[str, npt.NDArray[np.generic]]
+PARTITION = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BacktestConfig:
+    store: StoreSettings = field(default_factory=StoreSettings)
+    gate: GateSettings = field(default_factory=GateSettings)
+    refresh: Refresh = "on_change"
+    pair_delay_ms: int = 0
+    """from a candidates event to its pair embeddings being servable"""
+    state_delay_ms: int = 0
+    """from a user event to the user's state being servable"""
+    block_events: int = 4_096
+    with_fm: bool = True
+    """also score every ranked pair with the FM, for the losses to compare with"""
+    start_ms: int = 0
+    """impressions before this are served (they warm nothing up) but not reported"""
+
+
+@dataclass(slots=True)
+class Scored:
+    """Every reported pair with what each model said, in the order of the log."""
+
+    users: npt.NDArray[np.uint64]
+    """[R]"""
+    ts_ms: I64
+    """[R]"""
+    splits: I64
+    """[R+1]"""
+    ids: list[str]
+    label: F32
+    """[N] clicked"""
+    known: npt.NDArray[np.bool_]
+    """[R] whether the log has feedback for the request"""
+    vm: F32
+    """[N] base logits"""
+    solaris: F32
+    """[N] logits with the slots"""
+    fm: F32 | None
+    source: npt.NDArray[np.int8]
+    """[N] index into `SOURCES`"""
+    age_ms: I64
+    """[N] age of that source, -1 for none"""
+
+
+@dataclass(slots=True)
+class BacktestResult:
+    scored: Scored
+    counters: Counter[str]
+    answers: list[RankedAds] | None
+
+
+class _Delayed:
+    """A store asked as of `delay_ms` ago; see the module's docstring."""
+
+    def __init__(self, store: EmbeddingStore, delay_ms: int) -> None:
+        self._store, self._delay_ms = store, delay_ms
+
+    def lookup(
+        self, users: npt.NDArray[np.uint64], splits: I64, items: npt.NDArray[np.uint64],
+        topics: npt.NDArray[np.uint32], now_ms: I64, model: int, dims: StoreDims,
+    ) -> Lookup:  # fmt: skip
+        return self._store.lookup(users, splits, items, topics, now_ms - self._delay_ms, model, dims)
+
+
+class _Joined:
+    """Pairs from one store, user state from another: the two lanes have delays of their own."""
+
+    def __init__(self, pairs: _Delayed, states: _Delayed) -> None:
+        self._pairs, self._states = pairs, states
+
+    def lookup(
+        self, users: npt.NDArray[np.uint64], splits: I64, items: npt.NDArray[np.uint64],
+        topics: npt.NDArray[np.uint32], now_ms: I64, model: int, dims: StoreDims,
+    ) -> Lookup:  # fmt: skip
+        found = self._pairs.lookup(users, splits, items, topics, now_ms, model, dims)
+        states = self._states.lookup(
+            users, np.zeros(len(users) + 1, np.int64), items[:0], topics[:0], now_ms, model, dims
+        )
+        found.state, found.state_ts_ms = states.state, states.state_ts_ms
+        found.fingerprint, found.profile = states.fingerprint, states.profile
+        return found
+
+
+class Backtest:
+    def __init__(self, runtime: Runtime, config: BacktestConfig, folder: Path) -> None:
+        info = runtime.info
+        self.runtime, self.config = runtime, config
+        self.catalogue = Catalogue(info.spec)
+        encoder = Encoder(info.spec, self.catalogue)
+        self.verifier = Verifier(runtime, encoder, config.gate)
+        self.embedder = Embedder(runtime, encoder, config.refresh, config.store.ttl_ms)
+        self.ranker = Ranker(runtime, encoder)
+        self._computed = open_store(folder / "computed", config.store)
+        self._offset = 0
+        if config.pair_delay_ms or config.state_delay_ms:
+            self._pairs = open_store(folder / "pairs", _shorter(config.store, config.pair_delay_ms))
+            self._states = open_store(folder / "states", _shorter(config.store, config.state_delay_ms))
+            self._served = _Joined(
+                _Delayed(self._pairs, config.pair_delay_ms), _Delayed(self._states, config.state_delay_ms)
+            )
+            self._opened = [self._computed, self._pairs, self._states]
+        else:
+            self._pairs = self._states = self._computed
+            self._served = self._computed  # type: ignore[assignment]
+            self._opened = [self._computed]
+
+    def close(self) -> None:
+        for store in self._opened:
+            store.close()
+
+    def block(self, events: list[Event]) -> tuple[list[Impression], list[RankedAds], Columns]:
+        """One block through all roles -> its impressions, their ranked ads, and the columns of `Scored`."""
+        self.catalogue.update(e for e in events if isinstance(e, Item))
+        offered = [e for e in events if isinstance(e, Candidates)]
+        requests = self.verifier.process(offered, [PARTITION] * len(offered))
+        states = self._records(self.embedder.states(requests))
+        self._states.apply(states)
+        chunks, _ = self.embedder.pairs(requests, [PARTITION] * len(requests), {PARTITION: self._computed})
+        pairs = self._records(chunks)
+        self._computed.apply(pairs)
+        if self._pairs is not self._computed:
+            self._pairs.apply(pairs)
+        shown = [e for e in events if isinstance(e, Impression)]
+        if not shown:
+            return [], [], {}
+        ranking = self.ranker.rank(shown, [PARTITION] * len(shown), {PARTITION: self._served})  # type: ignore[dict-item]
+        times = [e.ts for e in shown]
+        answers = self.ranker.answers(shown, ranking, times, 0, [False] * len(shown))
+        n = ranking.batch.pairs
+        padded = np.vstack([ranking.ages_ms, np.full(n, -1, np.int64)])
+        columns: Columns = {
+            "vm": self.runtime.score(ranking.batch).logit,
+            "solaris": ranking.logit,
+            "source": ranking.source,
+            "age_ms": padded[ranking.source, np.arange(n)],
+            "items": ranking.batch.items,
+            "users": ranking.batch.users,
+        }
+        if self.config.with_fm:
+            columns["fm"] = self._fm(ranking.batch)
+        newest = max(e.ts for e in events)
+        for store in self._opened:
+            if newest - store.clock_ms > self.config.store.ttl_ms // 8:
+                store.expire(newest)
+        return shown, answers, columns
+
+    def _fm(self, batch: PairBatch) -> F32:
+        return self.runtime.embed(batch)[:, -1]
+
+    def _records(self, chunks: list[EmbeddingChunk | None]) -> list[ChangelogRecord]:
+        out = []
+        for chunk in chunks:
+            if chunk is not None:
+                out.append(ChangelogRecord(self._offset, encode_embedding(chunk)))
+                self._offset += 1
+        return out
+
+
+def backtest(
+    events: Iterable[Event],
+    runtime: Runtime,
+    config: BacktestConfig = BacktestConfig(),
+    folder: Path | None = None,
+    keep_answers: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> BacktestResult:
+    """Runs a log through the cores. Deterministic: the same log, bundle and config give the same bits.
+
+    `folder` holds the state while it runs (default: a temporary one). `progress` gets (events so far, event time).
+    Raises `ContractError` when the log has no impressions.
+    """
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="solaris-backtest-") as temporary:
+            return backtest(events, runtime, config, Path(temporary), keep_answers, progress)
+    run = Backtest(runtime, config, folder)
+    collected: list[tuple[list[Impression], Columns]] = []
+    clicked: dict[str, set[str]] = {}
+    answers: list[RankedAds] = []
+    done = 0
+    try:
+        for block in _blocks(events, config.block_events):
+            for e in block:
+                if isinstance(e, Feedback):
+                    clicked.setdefault(e.id, set()).update(map(str, e.clicked))
+            shown, ranked, columns = run.block(block)
+            if shown:
+                collected.append((shown, columns))
+            if keep_answers:
+                answers += ranked
+            done += len(block)
+            if progress is not None:
+                progress(done, block[-1].ts)
+        counters: Counter[str] = Counter(run.verifier.totals())
+        counters.update({f"embedder_{k}": v for k, v in run.embedder.counters.items()})
+        counters.update({f"ranker_{k}": v for k, v in run.ranker.counters.items()})
+    finally:
+        run.close()
+    scored = _scored(collected, clicked, config)
+    return BacktestResult(scored, counters, answers if keep_answers else None)
+
+
+def _scored(
+    collected: list[tuple[list[Impression], Columns]],
+    clicked: dict[str, set[str]],
+    config: BacktestConfig,
+) -> Scored:
+    events = [e for shown, _ in collected for e in shown]
+    if not events:
+        raise ContractError("the log has no impressions: there is nothing to rank and nothing to report")
+
+    def column(name: str) -> npt.NDArray[np.generic]:
+        return np.concatenate([c[name] for _, c in collected])
+
+    sizes = np.array([len(e.ads) for e in events])
+    label = np.zeros(int(sizes.sum()), np.float32)
+    at = 0
+    for e in events:
+        hits = clicked.get(e.id)
+        if hits:
+            label[at : at + len(e.ads)] = [str(ad) in hits for ad in e.ads]
+        at += len(e.ads)
+    reported = np.array([e.ts >= config.start_ms for e in events])
+    pairs = np.repeat(reported, sizes)
+    if not reported.any():
+        raise ContractError(f"no impression at or after start_ms = {config.start_ms}; the last is at {events[-1].ts}")
+    return Scored(
+        users=column("users")[reported].astype(np.uint64),
+        ts_ms=np.array([e.ts for e in events], np.int64)[reported],
+        splits=np.concatenate([[0], np.cumsum(sizes[reported])]).astype(np.int64),
+        ids=[e.id for e, r in zip(events, reported, strict=True) if r],
+        label=label[pairs],
+        known=np.array([e.id in clicked for e in events])[reported],
+        vm=column("vm")[pairs].astype(np.float32),
+        solaris=column("solaris")[pairs].astype(np.float32),
+        fm=column("fm")[pairs].astype(np.float32) if config.with_fm else None,
+        source=column("source")[pairs].astype(np.int8),
+        age_ms=column("age_ms")[pairs].astype(np.int64),
+    )
+
+
+def _blocks(events: Iterable[Event], size: int) -> Iterator[list[Event]]:
+    it = iter(events)
+    while block := list(islice(it, size)):
+        yield block
+
+
+def _shorter(store: StoreSettings, delay_ms: int) -> StoreSettings:
+    return dataclasses.replace(
+        store, ttl_ms=max(1, store.ttl_ms - delay_ms), window_ms=max(1, store.window_ms - delay_ms)
+    )
