@@ -2,7 +2,8 @@
 
 Both kinds begin with the same 8 bytes: magic ``SLR`` (3 bytes), kind (u8: ``P`` or ``E``), format version (u8),
 flags (u8), two reserved zero bytes. Columns follow the header, widest first, so every column is aligned when the
-buffer is. A record ends with its last column: missing or extra bytes are an error.
+buffer is. A record ends with its last column: missing or extra bytes are an error. So is a number that is not finite
+or a time that no event may have: decoders are the one gate to the stores and the models.
 
 ``P`` precompute request, verifier -> embedder (version 1), one per user event:
 
@@ -66,6 +67,7 @@ import numpy as np
 import numpy.typing as npt
 
 from topics.errors import DecodeError
+from topics.events import MAX_TS, MIN_TS
 
 MAGIC = b"SLR"
 KIND_PRECOMPUTE = ord("P")
@@ -141,14 +143,14 @@ def encode_precompute(r: PrecomputeRequest) -> bytes:
     """Raises ValueError when columns do not line up or do not fit the format."""
     n, h = len(r.items), len(r.history)
     c = r.item_features.shape[0] if r.item_features.ndim == 2 else -1
-    event_id = r.event_id.encode("utf-8", "surrogatepass")
+    event_id = r.event_id.encode()
     if r.item_features.shape != (c, n) or len(r.scores) != n or len(r.history_ts) != h or len(r.history_kind) != h:
         raise ValueError("precompute columns do not line up")
-    head = _P.pack(
-        MAGIC, KIND_PRECOMPUTE, VERSION, 0, 0,
+    head = _packed_head(
+        _P, MAGIC, KIND_PRECOMPUTE, VERSION, 0, 0,
         r.user, r.ts_ms, r.spec, n, h, len(r.request_features), c, len(r.profile), len(event_id),
     )  # fmt: skip
-    return b"".join(
+    return _joined(
         (
             head,
             _bytes(r.items, "<u8"),
@@ -170,6 +172,7 @@ def decode_precompute(data: Bytes | None) -> PrecomputeRequest:
     _, _, _, _, _, user, ts, spec, n, h, r, c, p, k = _P.unpack_from(data, 0)
     want = _P.size + 8 * n + 16 * h + 4 * n + 4 * c * n + 4 * r + 4 * p + h + k
     _check_size(data, want)
+    _check_time(ts)
     o = _P.size
     items = np.frombuffer(data, "<u8", n, o)
     o += 8 * n
@@ -177,6 +180,9 @@ def decode_precompute(data: Bytes | None) -> PrecomputeRequest:
     o += 8 * h
     history_ts = np.frombuffer(data, "<i8", h, o)
     o += 8 * h
+    if h and not -1 <= int(history_ts.min()) <= int(history_ts.max()) <= MAX_TS:
+        raise DecodeError("time_out_of_range", f"history times beyond -1 (unknown) or {MIN_TS}..{MAX_TS}")
+    _check_f32("scores or features", np.frombuffer(data, "<f4", n + c * n + r + p, o))
     scores = np.frombuffer(data, "<f4", n, o)
     o += 4 * n
     item_features = np.frombuffer(data, "<f4", c * n, o).reshape(c, n)
@@ -205,13 +211,13 @@ def encode_embedding(e: EmbeddingChunk) -> bytes:
         raise ValueError(f"vectors are {e.vectors.dtype}; expected float16 or int8")
     if n > 1 and not bool((e.items[1:] > e.items[:-1]).all()):
         raise ValueError("item hashes are not strictly ascending")
-    event_id = e.event_id.encode("utf-8", "surrogatepass")
-    head = _E.pack(
-        MAGIC, KIND_EMBEDDING, VERSION, FLAG_INT8 if int8 else 0, 0,
+    event_id = e.event_id.encode()
+    head = _packed_head(
+        _E, MAGIC, KIND_EMBEDDING, VERSION, FLAG_INT8 if int8 else 0, 0,
         e.user, e.ts_ms, e.model, e.fingerprint, n, e.vectors.shape[1], len(e.state), len(e.profile),
         len(event_id), 0,
     )  # fmt: skip
-    return b"".join(
+    return _joined(
         (
             head,
             _bytes(e.items, "<u8"),
@@ -232,6 +238,7 @@ def decode_embedding(data: Bytes | None) -> EmbeddingChunk:
     int8 = bool(flags & FLAG_INT8)
     want = _E.size + 12 * n + (4 * n + n * d if int8 else 2 * n * d) + 2 * s + 2 * p + k
     _check_size(data, want)
+    _check_time(ts)
     o = _E.size
     items = np.frombuffer(data, "<u8", n, o)
     o += 8 * n
@@ -241,14 +248,17 @@ def decode_embedding(data: Bytes | None) -> EmbeddingChunk:
     vectors: npt.NDArray[Any]
     if int8:
         scales = np.frombuffer(data, "<f4", n, o)
+        _check_f32("scales", scales)
         o += 4 * n
         vectors = np.frombuffer(data, "i1", n * d, o).reshape(n, d)
         o += n * d
     else:
         vectors = np.frombuffer(data, "<f2", n * d, o).reshape(n, d)
+        _check_f16("vectors", data, n * d, o)
         o += 2 * n * d
     if n > 1 and not bool((items[1:] > items[:-1]).all()):
         raise DecodeError("not_sorted", "item hashes are not strictly ascending")
+    _check_f16("state or profile", data, s + p, o)
     state = np.frombuffer(data, "<f2", s, o)
     o += 2 * s
     profile = np.frombuffer(data, "<f2", p, o)
@@ -256,6 +266,20 @@ def decode_embedding(data: Bytes | None) -> EmbeddingChunk:
     return EmbeddingChunk(
         user, ts, model, fingerprint, items, topics, vectors, scales, state, profile, _event_id(data, o)
     )
+
+
+def _packed_head(layout: struct.Struct, *fields: Any) -> bytes:
+    try:
+        return layout.pack(*fields)
+    except struct.error as e:
+        raise ValueError(f"a field does not fit the format: {e}") from None
+
+
+def _joined(parts: tuple[bytes, ...]) -> bytes:
+    record = b"".join(parts)
+    if len(record) > MAX_RECORD_BYTES:
+        raise ValueError(f"{len(record)} bytes, a record has at most {MAX_RECORD_BYTES}")
+    return record
 
 
 def _bytes(a: npt.NDArray[Any], dtype: str) -> bytes:
@@ -290,8 +314,26 @@ def _check_size(data: Bytes, want: int) -> None:
         raise DecodeError("trailing_bytes", f"{len(data)} bytes, the header announces {want}")
 
 
+def _check_time(ts: int) -> None:
+    if not MIN_TS <= ts <= MAX_TS:
+        raise DecodeError("time_out_of_range", f"event time {ts} ms; expected {MIN_TS}..{MAX_TS}")
+
+
+def _check_f32(what: str, values: F32) -> None:
+    # The sum of absolute values would be faster, but it can overflow where no value does.
+    if values.size and not np.isfinite(values).all():
+        raise DecodeError("not_finite", f"{what} have a value that is not finite")
+
+
+def _check_f16(what: str, data: Bytes, count: int, offset: int) -> None:
+    """By its bits: all exponent bits set means infinity or NaN. numpy's own test converts each value first."""
+    bits = np.frombuffer(data, "<u2", count, offset)
+    if count and int((bits & 0x7FFF).max()) >= 0x7C00:
+        raise DecodeError("not_finite", f"{what} have a value that is not finite")
+
+
 def _event_id(data: Bytes, offset: int) -> str:
     try:
-        return bytes(data[offset:]).decode("utf-8", "surrogatepass")
+        return bytes(data[offset:]).decode()
     except UnicodeDecodeError as e:
         raise DecodeError("not_utf8", f"event id: {e}") from None

@@ -71,7 +71,12 @@ def check(
 
 
 @app.command("list")
-def list_(config: ConfigOption = None, sets: SetOption = None, as_json: JsonOption = False) -> None:
+def list_(
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="As the table of the documentation.")] = False,
+) -> None:
     """The contracts: what each topic carries, how long it is kept, who writes and who reads it. Asks no broker.
 
     Example: solaris topics list
@@ -80,6 +85,9 @@ def list_(config: ConfigOption = None, sets: SetOption = None, as_json: JsonOpti
     from topics import admin
     from topics.contracts import CONTRACTS
 
+    if markdown:
+        print(contracts_markdown())
+        return
     kafka = load(config, sets or []).kafka
     if as_json:
         rows = [
@@ -153,6 +161,18 @@ def kept_text(retention_ms: int | None) -> str:
         return "compacted"
     hours = retention_ms / 3_600_000
     return f"{hours / 24:g} days" if hours >= 48 else f"{hours:g} h"
+
+
+def contracts_markdown() -> str:
+    """The table of docs/topics.md, from the contracts."""
+    from topics.contracts import CONTRACTS
+
+    rows = ["| topic | key | value | kept | partitions | writes | reads |", "|---|---|---|---|---|---|---|"]
+    for c in CONTRACTS:
+        parts = "`kafka.partitions`" if c.aligned else "1"
+        kept = kept_text(c.retention_ms)
+        rows.append(f"| `{c.name}` | {c.key} | {c.value} | {kept} | {parts} | {c.writes} | {c.reads} |")
+    return "\n".join(rows)
 
 
 def _report(report: object) -> dict[str, object]:
