@@ -227,7 +227,8 @@ class JavaKafka:
         command = [*self._java(java, jars), "kafka.tools.StorageTool", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
         if done.returncode != 0:
-            shown = "\n".join((done.stdout + done.stderr).splitlines()[-10:])
+            printed = (done.stdout + done.stderr).splitlines()
+            shown = "\n".join([line for line in printed if not line.startswith("\tat ")][-10:])
             raise BrokerError(f"formatting {self.data_dir / 'log'} failed (exit {done.returncode}):\n{shown}")
 
     def _java(self, java: str, jars: Path) -> list[str]:

@@ -71,14 +71,14 @@ class BackgroundProcess:
         except (ValueError, KeyError, TypeError):
             self.pid_file.unlink(missing_ok=True)
             return None
-        if self._child is not None and self._child.pid == pid:
-            self._child.poll()  # reaps our own child, so that a dead one does not look alive
         try:
             process = psutil.Process(pid)
             if abs(process.create_time() - started) < 1.0 and process.status() != psutil.STATUS_ZOMBIE:
                 return process
         except psutil.NoSuchProcess:
             pass
+        if self._child is not None and self._child.pid == pid:
+            self._child.wait()  # reaps our own child
         self.pid_file.unlink(missing_ok=True)
         return None
 
