@@ -37,6 +37,7 @@ LINK_WORDS = 3
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _HALF_SCALE = np.float32(2.0**112)
 _U32 = np.uint64(32)
+_U48 = np.uint64(48)
 _M32 = np.uint64(0xFFFFFFFF)
 _M16 = np.uint64(0xFFFF)
 
@@ -221,8 +222,6 @@ def lookup(
     i8 = buf.view(np.int8)
     u8 = buf.view(np.uint8)
     horizon = max(ttl, window)
-    dims = np.uint64(dim) | (np.uint64(state_dim) << np.uint64(16)) | (np.uint64(profile_dim) << _U32)
-    dims_mask = np.uint64(0xFFFFFFFFFFFF)
 
     ptrs = np.empty(64, np.int64)
     # Pairs of the user by item, newest chunk first: table of (item, stamp, chunk, index in chunk).
@@ -251,8 +250,15 @@ def lookup(
             v = w + LINK_WORDS
             ts = np.int64(buf[v + 2])
             # n is the low half of word 5, d its next 16 bits, s the top 16; p the low 16 bits of word 6.
-            lengths = (buf[v + 5] >> _U32) | ((buf[v + 6] & _M16) << _U32)
-            if ts <= t and alive_at - horizon < ts and buf[v + 3] == model and (lengths & dims_mask) == dims:
+            # A chunk may leave out its state or its profile.
+            s = np.int64(buf[v + 5] >> _U48)
+            p = np.int64(buf[v + 6] & _M16)
+            fits = (
+                np.int64((buf[v + 5] >> _U32) & _M16) == dim
+                and (s == state_dim or s == 0)
+                and (p == profile_dim or p == 0)
+            )
+            if ts <= t and alive_at - horizon < ts and buf[v + 3] == model and fits:
                 if m == len(ptrs):
                     grown = np.empty(2 * m, np.int64)
                     grown[:m] = ptrs
@@ -265,28 +271,31 @@ def lookup(
             continue
         _sort_newest_first(ptrs, m, buf)
 
-        v = (ptrs[0] >> 3) + LINK_WORDS
-        ts = np.int64(buf[v + 2])
-        if alive_at - ttl < ts:
-            state_ts[b] = ts
-            fingerprint[b] = buf[v + 4]
+        need_state = state_dim > 0
+        need_profile = profile_dim > 0
+        for q in range(m):
+            v = (ptrs[q] >> 3) + LINK_WORDS
+            ts = np.int64(buf[v + 2])
+            if alive_at - ttl >= ts or not (need_state or need_profile):
+                break
+            s = np.int64(buf[v + 5] >> _U48)
+            p = np.int64(buf[v + 6] & _M16)
             n = np.int64(buf[v + 5] & _M32)
             at = 8 * v + 56 + 12 * n
             at += (4 * n + n * dim) if (buf[v] >> np.uint64(40)) & np.uint64(1) else 2 * n * dim
-            if at & 1:
-                # int8 columns of an odd number of bytes leave the halves unaligned: read them byte by byte.
-                for k in range(state_dim):
-                    state[b, k] = half(_half_at(u8, at + 2 * k))
-                at += 2 * state_dim
-                for k in range(profile_dim):
-                    profile[b, k] = half(_half_at(u8, at + 2 * k))
-            else:
-                h = at >> 1
-                for k in range(state_dim):
-                    state[b, k] = half(u16[h + k])
-                h += state_dim
-                for k in range(profile_dim):
-                    profile[b, k] = half(u16[h + k])
+            # int8 columns of an odd number of bytes leave the halves unaligned: they are read byte by byte.
+            odd = at & 1
+            if need_state and s > 0:
+                need_state = False
+                state_ts[b] = ts
+                fingerprint[b] = buf[v + 4]
+                for k in range(s):
+                    state[b, k] = half(_half_at(u8, at + 2 * k) if odd else u16[(at >> 1) + k])
+            if need_profile and p > 0:
+                need_profile = False
+                at += 2 * s
+                for k in range(p):
+                    profile[b, k] = half(_half_at(u8, at + 2 * k) if odd else u16[(at >> 1) + k])
         if pairs == 0:
             continue
 

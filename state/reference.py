@@ -20,8 +20,8 @@ class ReferenceStore:
         self.settings = settings
         self.position: int | None = None
         self.clock_ms = -1
-        self.chunks: dict[tuple[int, int, int], EmbeddingChunk] = {}
-        """by user, event time, changelog offset"""
+        self.chunks: dict[int, dict[tuple[int, int], EmbeddingChunk]] = {}
+        """by user, then by event time and changelog offset"""
 
     @property
     def _floor(self) -> int:
@@ -41,7 +41,7 @@ class ReferenceStore:
             if self._dead(chunk.ts_ms):
                 result.expired += 1
                 continue
-            self.chunks[chunk.user, chunk.ts_ms, r.offset] = chunk
+            self.chunks.setdefault(chunk.user, {})[chunk.ts_ms, r.offset] = chunk
             result.applied += 1
             result.pairs += len(chunk.items)
         if next_offset is None and records:
@@ -60,13 +60,14 @@ class ReferenceStore:
             at = max(now, self._floor)
             newest_first = [
                 chunk
-                for (u, ts, _), chunk in sorted(self.chunks.items(), key=lambda c: c[0][1:], reverse=True)
-                if u == user and ts <= now and chunk.model == model and _lengths(chunk) == dims
+                for (ts, _), chunk in sorted(self.chunks.get(user, {}).items(), key=lambda c: c[0], reverse=True)
+                if ts <= now and chunk.model == model and _fits(chunk, dims)
             ]
-            for chunk in newest_first[:1]:
-                if at < chunk.ts_ms + ttl:
-                    out.state[b], out.profile[b] = chunk.state, chunk.profile
-                    out.state_ts_ms[b], out.fingerprint[b] = chunk.ts_ms, chunk.fingerprint
+            fresh = [chunk for chunk in newest_first if at < chunk.ts_ms + ttl]
+            for chunk in [c for c in fresh if len(c.state)][:1]:
+                out.state[b], out.state_ts_ms[b], out.fingerprint[b] = chunk.state, chunk.ts_ms, chunk.fingerprint
+            for chunk in [c for c in fresh if len(c.profile)][:1]:
+                out.profile[b] = chunk.profile
             pairs: dict[int, tuple[EmbeddingChunk, int]] = {}
             for chunk in newest_first:
                 for i, item in enumerate(chunk.items.tolist()):
@@ -92,12 +93,13 @@ class ReferenceStore:
     def expire(self, clock_ms: int) -> int:
         """Segments are RocksDB's affair: always 0 here."""
         self.clock_ms = max(self.clock_ms, clock_ms)
-        self.chunks = {k: c for k, c in self.chunks.items() if not self._dead(c.ts_ms)}
+        for user, chunks in self.chunks.items():
+            self.chunks[user] = {k: c for k, c in chunks.items() if not self._dead(c.ts_ms)}
         return 0
 
     def stats(self) -> dict[str, int]:
         position = -1 if self.position is None else self.position
-        return {"position": position, "clock_ms": self.clock_ms, "chunks": len(self.chunks)}
+        return {"position": position, "clock_ms": self.clock_ms, "chunks": sum(map(len, self.chunks.values()))}
 
     def checkpoint(self, path: Path) -> None:
         raise NotImplementedError("the reference store lives in memory only")
@@ -106,8 +108,9 @@ class ReferenceStore:
         pass
 
 
-def _lengths(c: EmbeddingChunk) -> StoreDims:
-    return StoreDims(c.vectors.shape[1], len(c.state), len(c.profile))
+def _fits(c: EmbeddingChunk, dims: StoreDims) -> bool:
+    """Whether the chunk's lengths are the model's; a chunk may leave out its state or its profile."""
+    return c.vectors.shape[1] == dims.dim and len(c.state) in (0, dims.state) and len(c.profile) in (0, dims.profile)
 
 
 def _vector(c: EmbeddingChunk, i: int) -> npt.NDArray[np.float32]:

@@ -156,7 +156,7 @@ def test_model_versions_do_not_mix(make: Make) -> None:
     assert (new.ts_ms[0], new.aggregate_count[0], new.state_ts_ms[0]) == (T0 + 5, 2, T0 + 5)
 
 
-@pytest.mark.parametrize("other", [StoreDims(4, 2, 2), StoreDims(3, 3, 2), StoreDims(3, 2, 0)])
+@pytest.mark.parametrize("other", [StoreDims(4, 2, 2), StoreDims(3, 3, 2), StoreDims(3, 2, 1)])
 def test_chunks_of_other_lengths_are_not_seen(make: Make, other: StoreDims) -> None:
     store = make()
     store.apply([record(0, 1, T0, [10], value=1.0), record(1, 1, T0 + 5, [10], dims=other)])
@@ -290,3 +290,23 @@ def test_large_ids_and_topics(make: Make) -> None:
     out = ask(store, [(top, [top, 0, 5], T0)], topics=[0xFFFFFFFF, 0, 5])
     assert out.ts_ms.tolist() == [T0, T0, -1]
     assert out.topic_count.tolist() == [1, 1, 0]
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_state_pairs_and_profile_may_come_in_chunks_of_their_own(make: Make, int8: bool) -> None:
+    store = make()
+    store.apply(
+        [
+            record(0, 1, T0, [], value=3.0, fingerprint=33),
+            record(1, 1, T0 + 5, [10, 11, 12], value=1.0, dims=StoreDims(3, 0, 0), fingerprint=44, int8=int8),
+            record(2, 1, T0 + 7, [], value=6.0, dims=StoreDims(3, 2, 0), fingerprint=55),
+        ]
+    )
+    at_7 = ask(store, [(1, [10], T0 + 7)])
+    assert at_7.ts_ms.tolist() == [T0 + 5]
+    assert (at_7.state_ts_ms.tolist(), at_7.state.tolist()) == ([T0 + 7], [[6.0, 6.0]])
+    assert (at_7.fingerprint.tolist(), at_7.pair_fingerprint.tolist()) == ([55], [44])
+    assert at_7.profile.tolist() == [[4.0, 4.0]], "the newest chunk that has a profile"
+    at_6 = ask(store, [(1, [10], T0 + 6)])
+    assert (at_6.state_ts_ms.tolist(), at_6.fingerprint.tolist()) == ([T0], [33])
+    assert ask(store, [(1, [10], T0 + 4)]).ts_ms.tolist() == [-1]

@@ -23,6 +23,7 @@ STORE = StoreSettings(
     ttl_ms=2 * HOUR, window_ms=5 * HOUR, grace_ms=HOUR // 2, segments_per_ttl=2, cache_bytes=24 << 10, lock_timeout_s=0
 )
 OTHER_DIMS = StoreDims(2, 2, 2)
+PART_DIMS = (StoreDims(3, 0, 0), StoreDims(3, 2, 0), StoreDims(3, 0, 2))
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,11 @@ class Step:
 times = st.builds(lambda h, d: T0 + h * HOUR // 2 + d, st.integers(0, 30), st.sampled_from([-1, 0, 1]))
 users = st.integers(1, 3)
 items = st.lists(st.integers(1, 12), max_size=8)
+dims = st.sampled_from([DIMS, DIMS, DIMS, *PART_DIMS, OTHER_DIMS])
 values = st.one_of(
     st.builds(
         lambda u, t, i, m, d, q: chunk(u, t, i, model=m, dims=d, int8=q),
-        users, times, items, st.sampled_from([MODEL, MODEL, MODEL, 6]), st.sampled_from([DIMS, DIMS, DIMS, OTHER_DIMS]),
+        users, times, items, st.sampled_from([MODEL, MODEL, MODEL, 6]), dims,
         st.booleans(),
     ),
     st.just(b"not a chunk"),
