@@ -39,27 +39,26 @@ def act(k: Any, me: Any) -> None:
         while n < 1_000 and rand(me) >= k.p.stop:
             n += 1
         me.steps_left = n
-    if phase == AFTER_CLICK:
-        for i in range(me.pending_n):
-            push_history(k, me, me.pending[i], ts, CLICK)
-        me.pending_n = 0
+    if phase == AFTER_CLICK or rand(me) < k.p.event_share:
+        if phase == AFTER_CLICK:
+            for i in range(me.pending_n):
+                push_history(k, me, me.pending[i], ts, CLICK)
+            me.pending_n = 0
+            me.phase = STEP
+        else:
+            me.steps_left -= 1
+            touch(k, me, ts)
+            me.phase = AFTER_EVENT
         if rand(me) < k.p.candidates_share:
             emit_candidates(k, me, ts)
-        me.phase = STEP
     else:
         me.steps_left -= 1
-        if rand(me) < k.p.event_share:
-            touch(k, me, ts)
-            if rand(me) < k.p.candidates_share:
-                emit_candidates(k, me, ts)
-            me.phase = AFTER_EVENT
-        else:
-            feedback_ts = emit_impression(k, me, ts)
-            if me.pending_n > 0:
-                me.phase = AFTER_CLICK
-                me.next_ts = feedback_ts
-                return
-            me.phase = STEP
+        feedback_ts = emit_impression(k, me, ts)
+        if me.pending_n > 0:
+            me.phase = AFTER_CLICK
+            me.next_ts = feedback_ts
+            return
+        me.phase = STEP
     if me.steps_left <= 0:
         me.phase = START
         me.next_ts = next_session(k, me, ts + 30_000)
@@ -88,6 +87,7 @@ def gather(records: Any, data: Any, order: Any, target: Any) -> int:
     for r in order:
         a = records[r].offset
         n = records[r].length
-        target[o : o + n] = data[a : a + n]
+        for i in range(n):  # a slice would compile to the same copy, and bring in numpy's shape errors: 2 s more
+            target[o + i] = data[a + i]
         o += n
     return o
