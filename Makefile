@@ -1,0 +1,61 @@
+# Everything runs in .venv of this folder; `make setup` makes it, the other targets go through it.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Of pip's many lines: the large downloads, what is built here, and errors.
+BRIEF := awk '/MB\)/ && / (1?[0-9][0-9][0-9]|[0-9][0-9][0-9][0-9])\.[0-9] MB\)|\(([0-9][0-9]+)\.[0-9] MB\)/ || /^(Building|Installing collected|ERROR|error)/ {print "  " substr($$0, 1, 100); fflush()}'
+
+.PHONY: help
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+
+.PHONY: setup
+setup: .venv/.setup-done  ## .venv with everything the pipeline, the demo and the tests need
+
+.venv/.setup-done: pyproject.toml constraints.txt
+	@python=$$(bash docker/find-python.sh "$${PYTHON:-}"); \
+	if [ ! -x $(BIN)/python ]; then \
+	  echo "setup: making .venv with $$($$python --version) ($$python)"; \
+	  "$$python" -m venv .venv; \
+	fi
+	@echo "setup: installing the pinned packages of constraints.txt (about 500 MB to fetch, a minute or two)"
+	@$(PIP) install --progress-bar off -c constraints.txt -e '.[dev,embedded]' | $(BRIEF)
+	@touch $@
+	@echo "setup: done"
+
+.PHONY: train-setup
+train-setup: .venv/.train-done  ## also what training needs: torch, the CUDA build on Linux, about 3 GB to fetch
+
+.venv/.train-done: .venv/.setup-done
+	@echo "train-setup: installing torch and the ONNX exporter (about 3 GB to fetch on Linux, some minutes)"
+	@$(PIP) install --progress-bar off -c constraints.txt -e '.[dev,embedded,train]' | $(BRIEF)
+	@touch $@
+	@echo "train-setup: done"
+
+.PHONY: demo
+demo: setup  ## simulated log -> embedded broker -> ranked ads, with nothing but Python
+	@$(BIN)/solaris demo $(ARGS)
+
+.PHONY: up
+up: setup  ## a real Kafka (Docker Compose, else on Java) and the processors, in the background
+	@$(BIN)/solaris up $(ARGS)
+
+.PHONY: down
+down: setup  ## stop what `make up` started; data is kept (ARGS=--wipe removes it)
+	@$(BIN)/solaris down $(ARGS)
+
+.PHONY: lint
+lint: setup  ## ruff and mypy
+	@echo "lint: ruff check, ruff format, mypy"
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet . || { echo "lint: ruff format would change files: $(BIN)/ruff format --diff ." >&2; exit 1; }
+	@$(BIN)/mypy
+
+.PHONY: test
+test: lint  ## lint, then all tests; training tests where torch is installed (make train-setup)
+	@echo "test: pytest (unit, contract, broker, chaos)"
+	@$(BIN)/python -m pytest $(ARGS)

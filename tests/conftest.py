@@ -1,0 +1,32 @@
+"""Training tests need torch, which `make train-setup` brings. Without it they are left out by name; in CI never."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+import pytest
+
+_LEFT_OUT = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_LEFT_OUT] = []
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    training = [item for item in items if item.get_closest_marker("train") is not None]
+    if not training or find_spec("torch") is not None:
+        return
+    if os.environ.get("CI", "").lower() in ("1", "true", "yes"):
+        raise pytest.UsageError(f"CI leaves no test out, but {len(training)} need torch: make train-setup")
+    config.stash[_LEFT_OUT] = [item.nodeid for item in training]
+    config.hook.pytest_deselected(items=training)
+    items[:] = [item for item in items if item not in training]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if left_out := config.stash[_LEFT_OUT]:
+        terminalreporter.write_line(f"left out, {len(left_out)} training tests need torch (make train-setup):")
+        for nodeid in left_out:
+            terminalreporter.write_line(f"  {nodeid}")
