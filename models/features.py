@@ -275,3 +275,25 @@ def _splits(sizes: Sequence[int] | npt.NDArray[Any]) -> I64:
 
 def _joined(parts: list[Any], dtype: Any) -> Any:
     return np.concatenate(parts) if parts else np.zeros(0, dtype)
+
+
+def take(batch: PairBatch, index: npt.NDArray[np.integer[Any]]) -> PairBatch:
+    """The requests `index` (any order, repeats allowed) with all their pairs, copied."""
+    pairs, splits = _ranges(batch.splits, index)
+    past, history_splits = _ranges(batch.history_splits, index)
+    return PairBatch(
+        batch.users[index], batch.ts_ms[index], splits, batch.items[pairs], batch.item_features[:, pairs],
+        batch.request_features[index], batch.history[past], batch.history_ts[past], batch.history_kind[past],
+        history_splits, batch.history_features[:, past],
+    )  # fmt: skip
+
+
+def pairs_of(batch: PairBatch, index: npt.NDArray[np.integer[Any]]) -> I64:
+    """Pair indices of the requests `index`, in the order of `take`."""
+    return _ranges(batch.splits, index)[0]
+
+
+def _ranges(splits: I64, index: npt.NDArray[np.integer[Any]]) -> tuple[I64, I64]:
+    starts, sizes = splits[index], splits[index + 1] - splits[index]
+    ends = _splits(sizes)
+    return np.arange(ends[-1], dtype=np.int64) + np.repeat(starts - ends[:-1], sizes), ends

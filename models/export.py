@@ -1,0 +1,109 @@
+"""Torch modules to ONNX graphs with a dynamic batch, compared with torch at 1, 2 and 1000 rows."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models.api import FeatureSpec, PairBatch
+from models.bundle import Input
+from models.inputs import BUCKETED, PER_ITEM, PER_PAIR, PLUS, BatchInputs
+from models.probe import ROWS, probe_batch
+from topics.errors import BundleError
+
+OPSET = 18
+FM_PAIR = (
+    "row", "item_bucket", "item_code", "item_features", "counters", "request_features", "clock", "history_code",
+    "history_features", "history_age", "history_kind", "history_mask",
+)  # fmt: skip
+FM_USER = ("history_code", "history_features", "history_age", "history_kind", "history_mask")
+FM_ITEM = ("item_code", "item_features")
+VM = (
+    "row", "item_bucket", "item_features", "counters", "user_bucket", "request_features", "clock",
+    "history_features", "history_mask",
+)  # fmt: skip
+VM_PLUS = ("base_logit", "slots", "counters", "item_features")
+
+
+def tensors(
+    batch: PairBatch,
+    spec: FeatureSpec,
+    topic_column: int,
+    sources: Sequence[str],
+    buckets: Mapping[str, int],
+    extra: Mapping[str, Any] | None = None,
+    device: str = "cpu",
+) -> list[Tensor]:
+    """The sources of a batch in order, as the runtime would feed them."""
+    inputs = BatchInputs(batch, spec, topic_column)
+    for key, values in (extra or {}).items():
+        inputs.put(key, values)
+    return [torch.from_numpy(inputs.get(s, buckets.get(s, 0) if s in BUCKETED else 0)).to(device) for s in sources]
+
+
+def export(
+    module: nn.Module,
+    spec: FeatureSpec,
+    topic_column: int,
+    sources: Sequence[str],
+    buckets: Mapping[str, int],
+    outputs: Sequence[str],
+    slot_width: int = 0,
+    tolerance: float = 2e-4,
+) -> tuple[bytes, dict[str, Input]]:
+    """ONNX bytes and the manifest's inputs. Raises `BundleError` when ONNX Runtime's numbers are not torch's."""
+    module = module.eval().cpu()
+
+    def example(n: int) -> list[Tensor]:
+        batch = probe_batch(spec, min(n, 40), n, seed=3)
+        rng = np.random.default_rng(n)
+        extra = {
+            "base_logit": rng.normal(size=n).astype(np.float32),
+            "slots": rng.normal(size=(n, slot_width)).astype(np.float32),
+        }
+        return tensors(batch, spec, topic_column, sources, buckets, extra)
+
+    per_pair = PER_PAIR | PER_ITEM | PLUS
+    axes = {s: {0: "pairs" if s in per_pair else "requests"} for s in sources}
+    axes |= {o: {0: "requests" if o in ("profile", "state") else "pairs"} for o in outputs}
+    buffer = io.BytesIO()
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module, tuple(example(7)), buffer, input_names=list(sources), output_names=list(outputs),
+            dynamic_axes=axes, opset_version=OPSET, dynamo=False,
+        )  # fmt: skip
+    data = buffer.getvalue()
+    session = _session(data)
+    used = [i.name for i in session.get_inputs()]
+    for n in ROWS:
+        given = example(n)
+        with torch.no_grad():
+            expected = module(*given)
+        expected = expected if isinstance(expected, tuple) else (expected,)
+        feed = {s: t.numpy() for s, t in zip(sources, given, strict=True) if s in used}
+        for key, want, got in zip(outputs, expected, session.run(list(outputs), feed), strict=True):
+            if got.shape != tuple(want.shape) or not np.isfinite(got).all():
+                raise BundleError(
+                    f"export of {key} at {n} rows gives shape {got.shape}, or numbers that are not finite"
+                )
+            error = float(np.abs(got - want.numpy()).max(initial=0.0))
+            if error > tolerance * (1 + float(want.abs().max())):
+                raise BundleError(f"export of {key} at {n} rows is off torch's numbers by {error:g}")
+    inputs = {s: Input(s, buckets.get(s, 0) if s in BUCKETED else 0) for s in sources if s in used}
+    return data, inputs
+
+
+def _session(data: bytes) -> Any:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])

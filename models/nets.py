@@ -1,0 +1,341 @@
+"""The networks, in torch: item features shared by history and items, the pair FM, the state FM, the VM.
+
+Every module takes the sources of `models.inputs` by name, so that the exported graph's inputs are the manifest's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot, relu, softplus
+
+from models.api import FeatureSpec
+from models.kernels import COUNTERS
+
+KINDS = 16
+"""history kinds told apart (kind % 16)"""
+RECENT = 8
+"""columns of `EventBasis`"""
+
+
+@dataclass(frozen=True, slots=True)
+class FmSize:
+    """Sizes of the foundation model."""
+
+    width: int
+    hidden: int
+    layers: int
+    kernels: int
+    category_buckets: int
+    item_buckets: int
+    code_buckets: int = 1024
+    """category values told apart by the state"""
+    embedding: int = 16
+    heads: int = 6
+    towers: int = 4
+    tower_dim: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class VmSize:
+    hidden: tuple[int, ...]
+    category_buckets: int
+    item_buckets: int
+    user_buckets: int
+    strong: bool
+    """sees the hand counters (matches of the ad with the request's own history)"""
+    profile: int = 16
+
+
+class Standardise(nn.Module):
+    """Numbers as sign(x) * log1p(|x|), then to mean 0 and deviation 1 of the training data, within +-5."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("scale", torch.ones(width))
+
+    def fit(self, values: Tensor) -> None:
+        squashed = torch.sign(values) * torch.log1p(values.abs())
+        if len(squashed):
+            self.mean.copy_(squashed.mean(0))
+            self.scale.copy_(1 / squashed.std(0, unbiased=False).clamp_min(1e-3))
+
+    def forward(self, values: Tensor) -> Tensor:
+        squashed = torch.sign(values) * torch.log1p(values.abs())
+        return ((squashed - self.mean) * self.scale).clamp(-5, 5)
+
+
+class Columns(nn.Module):
+    """[*, c] feature columns of one spec side -> [*, out]: categories through small tables, numbers standardised."""
+
+    def __init__(self, spec: FeatureSpec, side: str, buckets: int, dim: int) -> None:
+        super().__init__()
+        features = spec.item if side == "item" else spec.request
+        self.categories = [j for j, f in enumerate(features) if f.kind == "category"]
+        self.numbers = [j for j, f in enumerate(features) if f.kind == "number"]
+        self.buckets = buckets
+        self.tables = nn.ModuleList([nn.Embedding(buckets + 1, dim) for _ in self.categories])
+        for table in self.tables:
+            nn.init.normal_(table.weight, std=0.1)
+        self.standard = Standardise(len(self.numbers))
+        self.width = len(self.categories) * dim + len(self.numbers)
+
+    def fit(self, values: Tensor) -> None:
+        if self.numbers:
+            self.standard.fit(values[:, self.numbers])
+
+    def ids(self, values: Tensor, column: int) -> Tensor:
+        """0 stays "missing", the others go to 1..buckets."""
+        ids = values[..., column].long()
+        return torch.where(ids > 0, torch.remainder(ids, self.buckets) + 1, torch.zeros_like(ids))
+
+    def forward(self, values: Tensor) -> Tensor:
+        parts = [table(self.ids(values, j)) for table, j in zip(self.tables, self.categories, strict=True)]
+        if self.numbers:
+            parts.append(self.standard(values[..., self.numbers]))
+        if not parts:
+            return values[..., :0]
+        return torch.cat(parts, dim=-1)
+
+
+class EventBasis(nn.Module):
+    """[B, L, RECENT + KINDS] what is known of each history event beside its item: age, rank, kind."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        rank = torch.arange(length, dtype=torch.float32)
+        self.register_buffer("rank", torch.stack([1 / (1 + rank), torch.log1p(rank) / 3, (rank == 0).float()], -1))
+
+    def forward(self, age: Tensor, kind: Tensor, mask: Tensor) -> Tensor:
+        b = age.shape[0]
+        rank = self.rank.unsqueeze(0).expand(b, -1, -1)
+        known = (age > 0).float()
+        ages = torch.stack(
+            [age / 5, torch.exp(-age), torch.exp(-(age - 2).clamp_min(0)), (age - 5).clamp_min(0) / 3, known], -1
+        )
+        kinds = one_hot(torch.remainder(kind, KINDS), KINDS).float()
+        return torch.cat([rank, ages, kinds], -1) * mask.unsqueeze(-1)
+
+
+class PairFm(nn.Module):
+    """Target attention and learned decay kernels over the history; embedding with the logit last.
+
+    `project` is the PCA of the last hidden layer, fitted after training (`fit_projection`), so that the embedding is
+    `embedding` uncorrelated numbers of deviation 1.
+    """
+
+    def __init__(self, spec: FeatureSpec, size: FmSize) -> None:
+        super().__init__()
+        d = size.width
+        self.size = size
+        self.item = Columns(spec, "item", size.category_buckets, 8)
+        self.request = Columns(spec, "request", size.category_buckets, 4)
+        self.identity = nn.Embedding(size.item_buckets + 1, 8)
+        nn.init.zeros_(self.identity.weight)
+        self.tower = nn.Sequential(nn.Linear(self.item.width + 64, 2 * d), nn.ReLU(), nn.Linear(2 * d, d))
+        self.basis = EventBasis(spec.history_length)
+        events = RECENT + KINDS
+        self.event = nn.Linear(events, d)
+        self.bias = nn.Linear(events, 1)
+        self.decay = nn.Linear(events, size.kernels)
+        self.queries = nn.Linear(d, d)
+        self.keys = nn.Linear(d, d)
+        self.values = nn.Linear(d, d)
+        self.matches = 1 + len(self.item.categories)
+        cross = size.kernels * self.matches
+        width = 3 * d + cross + len(COUNTERS) + self.request.width + 2 + 8
+        layers: list[nn.Module] = []
+        for _ in range(size.layers):
+            layers += [nn.Linear(width, size.hidden), nn.ReLU()]
+            width = size.hidden
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(width, 1)
+        self.register_buffer("project", torch.eye(width)[: size.embedding])
+        self.register_buffer("centre", torch.zeros(width))
+
+    def hidden(
+        self, row: Tensor, item_bucket: Tensor, item_code: Tensor, item_features: Tensor, counters: Tensor,
+        request_features: Tensor, clock: Tensor, history_code: Tensor, history_features: Tensor, history_age: Tensor,
+        history_kind: Tensor, history_mask: Tensor,
+    ) -> Tensor:  # fmt: skip
+        query = self.tower(torch.cat([self.item(item_features), item_code], -1))
+        past = self.tower(torch.cat([self.item(history_features), history_code], -1))
+        events = self.basis(history_age, history_kind, history_mask)
+        past = past + self.event(events)
+        keys, values = self.keys(past), self.values(past)
+        bias = self.bias(events).squeeze(-1) - 30.0 * (1 - history_mask)
+        weights = softplus(self.decay(events)) * history_mask.unsqueeze(-1)
+        asked = self.queries(query) * (keys.shape[-1] ** -0.5)
+        scores = torch.bmm(keys[row], asked.unsqueeze(-1)).squeeze(-1) + bias[row]
+        attention = torch.softmax(scores, -1) * history_mask[row]
+        pooled = torch.bmm(attention.unsqueeze(1), values[row]).squeeze(1)
+        same = [torch.bmm(history_code[row], item_code.unsqueeze(-1)).squeeze(-1) > 0.99]
+        for j in self.item.categories:
+            mine = item_features[:, j].unsqueeze(-1)
+            same.append((history_features[..., j][row] == mine) & (mine > 0))
+        matched = torch.stack(same, 1).float()
+        cross = torch.log1p(torch.bmm(matched, weights[row])).flatten(1)
+        wide = [query, pooled, query * pooled, cross, counters, self.identity(item_bucket)]
+        wide += [self.request(request_features)[row], clock[row]]
+        return self.body(torch.cat(wide, -1))
+
+    def logit(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden).squeeze(-1)
+
+    def fit_projection(self, hidden: Tensor) -> None:
+        centre = hidden.mean(0)
+        _, deviation, axes = torch.linalg.svd(hidden - centre, full_matrices=False)
+        k = self.size.embedding
+        scale = (len(hidden) ** 0.5) / deviation[:k].clamp_min(1e-3 * float(deviation[0]))
+        self.project.copy_(axes[:k] * scale.unsqueeze(-1))
+        self.centre.copy_(centre)
+
+    def forward(self, *sources: Tensor) -> Tensor:
+        hidden = self.hidden(*sources)
+        vector = ((hidden - self.centre) @ self.project.T).clamp(-20, 20)
+        return torch.cat([vector, self.head(hidden)], -1)
+
+
+class StateFm(nn.Module):
+    """Late split: `state` needs the history only, `vector` the item only, and their dots are the VM's state slot.
+
+    Heads: sum over the history of a learned weight (age, rank, kind) x the fixed code of the event's item. Towers: the
+    same over fixed codes of each item category (the first towers) plus a learned part.
+    """
+
+    def __init__(self, spec: FeatureSpec, size: FmSize) -> None:
+        super().__init__()
+        self.size = size
+        self.columns = Columns(spec, "item", size.code_buckets, size.tower_dim)
+        for table in self.columns.tables:
+            with torch.no_grad():
+                sign = torch.randint(0, 2, table.weight.shape).float() * 2 - 1
+                table.weight.copy_(sign / size.tower_dim**0.5)
+                table.weight[0] = 0
+            table.weight.requires_grad_(False)
+        self.basis = EventBasis(spec.history_length)
+        events = RECENT + KINDS
+        self.head_weight = nn.Linear(events, size.heads)
+        self.tower_weight = nn.Linear(events, size.towers)
+        wide = size.towers * size.tower_dim
+        self.user_side = nn.Linear(self.columns.width, wide, bias=False)
+        self.item_side = nn.Linear(self.columns.width, wide, bias=False)
+        with torch.no_grad():
+            for side in (self.user_side, self.item_side):
+                side.weight.mul_(0.1)
+                for g in range(min(size.towers, len(self.columns.categories))):
+                    block = slice(g * size.tower_dim, (g + 1) * size.tower_dim)
+                    side.weight[block, block] += torch.eye(size.tower_dim)
+        self.readout = nn.Sequential(nn.Linear(size.heads + size.towers, 32), nn.ReLU(), nn.Linear(32, 1))
+
+    def state(
+        self, history_code: Tensor, history_features: Tensor, history_age: Tensor, history_kind: Tensor,
+        history_mask: Tensor,
+    ) -> Tensor:  # fmt: skip
+        events = self.basis(history_age, history_kind, history_mask)
+        mask = history_mask.unsqueeze(-1)
+        heads = torch.bmm((softplus(self.head_weight(events)) * mask).transpose(1, 2), history_code)
+        towers = self.user_side(self.columns(history_features))
+        towers = towers.unflatten(-1, (self.size.towers, self.size.tower_dim))
+        weights = (softplus(self.tower_weight(events)) * mask).unsqueeze(-1)
+        return torch.cat([heads.flatten(1), (towers * weights).sum(1).flatten(1)], -1)
+
+    def vector(self, item_code: Tensor, item_features: Tensor) -> Tensor:
+        return torch.cat([item_code, self.item_side(self.columns(item_features))], -1)
+
+    def dots(self, state: Tensor, vector: Tensor, row: Tensor) -> Tensor:
+        """What `Runtime.dots` computes."""
+        heads, wide = self.size.heads, self.size.heads * 64
+        mine = state[row]
+        repeats = (mine[:, :wide].unflatten(-1, (heads, 64)) * vector[:, :64].unsqueeze(1)).sum(-1)
+        towers = (mine[:, wide:] * vector[:, 64:]).unflatten(-1, (self.size.towers, self.size.tower_dim)).sum(-1)
+        return torch.cat([torch.sign(repeats) * torch.log1p(repeats.abs()), towers], -1)
+
+    def forward(self, *sources: Tensor) -> Tensor:
+        return self.state(*sources)
+
+
+class ItemSide(nn.Module):
+    """`fm_item` as a module of its own, for export."""
+
+    def __init__(self, fm: StateFm) -> None:
+        super().__init__()
+        self.fm = fm
+
+    def forward(self, item_code: Tensor, item_features: Tensor) -> Tensor:
+        return self.fm.vector(item_code, item_features)
+
+
+class Vm(nn.Module):
+    """Base VM: hashed ids, request features, counts; (logit, user profile). The first layer is split between request
+    and pair, so that what belongs to the request is computed once."""
+
+    def __init__(self, spec: FeatureSpec, size: VmSize) -> None:
+        super().__init__()
+        self.size = size
+        self.item = Columns(spec, "item", size.category_buckets, 8)
+        self.request = Columns(spec, "request", size.category_buckets, 4)
+        self.item_id = nn.Embedding(size.item_buckets + 1, 8)
+        self.user_id = nn.Embedding(size.user_buckets + 1, 4)
+        for table in (self.item_id, self.user_id):
+            nn.init.zeros_(table.weight)
+        counted = len(COUNTERS) if size.strong else 0
+        self.pair = nn.Linear(self.item.width + 8 + counted, size.hidden[0])
+        self.user = nn.Linear(self.request.width + 4 + 2 + self.item.width, size.hidden[0], bias=False)
+        layers: list[nn.Module] = []
+        for a, z in zip(size.hidden[:-1], size.hidden[1:], strict=True):
+            layers += [nn.Linear(a, z), nn.ReLU()]
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(size.hidden[-1], 1)
+        self.soft = nn.Linear(size.hidden[-1], 1)
+        """auxiliary head for the FM's soft labels: training only, not exported"""
+        self.profile = nn.Linear(self.item.width, size.profile)
+
+    def trunk(
+        self, row: Tensor, item_bucket: Tensor, item_features: Tensor, counters: Tensor, user_bucket: Tensor,
+        request_features: Tensor, clock: Tensor, history_features: Tensor, history_mask: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """([N, hidden], [B, profile])"""
+        mask = history_mask.unsqueeze(-1)
+        taste = (self.item(history_features) * mask).sum(1) / mask.sum(1).clamp_min(1)
+        user = self.user(
+            torch.cat([self.request(request_features), self.user_id(user_bucket), clock, taste.detach()], -1)
+        )
+        parts = [self.item(item_features), self.item_id(item_bucket)]
+        parts.append(counters if self.size.strong else counters[:, :0])
+        hidden = relu(self.pair(torch.cat(parts, -1)) + user[row])
+        return self.body(hidden), self.profile(taste)
+
+    def forward(self, *sources: Tensor) -> tuple[Tensor, Tensor]:
+        hidden, profile = self.trunk(*sources)
+        return self.head(hidden).squeeze(-1), profile
+
+
+class VmPlus(nn.Module):
+    """The base logit plus a correction from the slots. Whether any slot is filled is decided outside (gating)."""
+
+    def __init__(self, spec: FeatureSpec, width: int, size: VmSize) -> None:
+        super().__init__()
+        self.size = size
+        self.item = Columns(spec, "item", size.category_buckets, 4)
+        self.standard = Standardise(width)
+        counted = len(COUNTERS) if size.strong else 0
+        self.body = nn.Sequential(
+            nn.Linear(width + 1 + counted + self.item.width, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(),
+            nn.Linear(32, 1),
+        )  # fmt: skip
+        with torch.no_grad():
+            self.body[-1].weight.mul_(0.1)
+            self.body[-1].bias.zero_()
+
+    def forward(self, base_logit: Tensor, slots: Tensor, counters: Tensor, item_features: Tensor) -> Tensor:
+        parts = [self.standard(slots), base_logit.clamp(-15, 15).unsqueeze(-1), self.item(item_features)]
+        if self.size.strong:
+            parts.append(counters)
+        return base_logit + self.body(torch.cat(parts, -1)).squeeze(-1)

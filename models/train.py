@@ -1,0 +1,437 @@
+"""Trains FM, VM and the VM with slots on one log, and packs them as a bundle.
+
+Impressions are split by time: FM part, VM part, test part. The FM never sees the VM part, so that its embeddings there
+are as good (and as bad) as in serving; the VM with slots learns from slots as serving fills them (`models.served`),
+with delays from event to servable vector drawn between 50 ms and 300 s.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
+
+from models import metrics
+from models.api import F32, I64, FeatureSpec, PairBatch
+from models.bundle import Bundle, Dims, Graph, Input, Manifest, Model, model_info, write_bundle
+from models.dataset import Dataset
+from models.export import FM_ITEM, FM_PAIR, FM_USER, VM, VM_PLUS, export, tensors
+from models.features import pairs_of, requests, take
+from models.inputs import slot_columns, slot_width
+from models.nets import FmSize, ItemSide, PairFm, StateFm, Vm, VmPlus, VmSize
+from models.presets import fm_size, vm_size
+from models.runtime import OnnxRuntime
+from models.served import ServedStore, fresh_slots
+from topics.errors import SettingsError
+
+log = logging.getLogger(__name__)
+Report = Callable[[str, int, int], None]
+"""(phase, done, of)"""
+
+BATCH_PAIRS = 4096
+SLOTS = ("direct", "topic", "state", "aggregate")
+MIN_DELAY_MS, MAX_DELAY_MS = 50.0, 300_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    preset: str = "small"
+    vm: str = "strong"
+    seed: int = 0
+    epochs: int = 2
+    """of the FM, at most: it stops when a later slice gets worse"""
+    vm_epochs: int = 2
+    device: str = "cpu"
+    fm_share: float = 0.5
+    vm_share: float = 0.3
+    """shares of the impressions, in time order; the rest is the test part"""
+    soft_weight: float = 0.0
+    """weight of the FM's soft labels in the base VM's loss (distillation)"""
+    soft_temperature: float = 1.0
+    learning_rate: float = 2e-3
+    name: str = "solaris"
+    version: str = "1"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fm_share < 1 or not 0 < self.vm_share < 1 or self.fm_share + self.vm_share >= 1:
+            raise SettingsError(
+                "train.fm_share + vm_share", self.fm_share + self.vm_share, "leave a test part: under 1"
+            )
+        for name in ("epochs", "vm_epochs"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"train.{name}", getattr(self, name), "at least 1")
+        if not 0 <= self.soft_weight <= 1 or self.soft_temperature <= 0:
+            raise SettingsError("train.soft_weight", self.soft_weight, "within 0..1, with a temperature above 0")
+
+
+@dataclass(slots=True)
+class Parts:
+    """Request ranges of the time-ordered split: fm, its validation slice, vm, test."""
+
+    fm: range
+    validation: range
+    vm: range
+    test: range
+
+    @classmethod
+    def of(cls, n: int, s: TrainSettings) -> Parts:
+        a, b = int(n * s.fm_share), int(n * (s.fm_share + s.vm_share))
+        v = int(a * 0.9)
+        if min(v, a - v, b - a, n - b) < 1:
+            raise SettingsError("train.log", n, "the log has too few impressions with feedback to split (at least 20)")
+        return cls(range(v), range(v, a), range(a, b), range(b, n))
+
+
+class Trainer:
+    """One training run; the steps are methods so that `solaris evaluate` can vary them."""
+
+    def __init__(self, data: Dataset, settings: TrainSettings, report: Report | None = None) -> None:
+        self.data, self.settings = data, settings
+        self.spec: FeatureSpec = data.spec
+        self.topic_column = data.catalogue.topic_column
+        self.parts = Parts.of(data.impressions.requests, settings)
+        self.fm_size: FmSize = fm_size(settings.preset)
+        self.vm_size: VmSize = vm_size(settings.vm)
+        self.slots = SLOTS if self.topic_column >= 0 else tuple(s for s in SLOTS if s != "topic")
+        self.report = report or (lambda phase, done, of: None)
+        torch.manual_seed(settings.seed)
+        self._rng = np.random.default_rng(settings.seed)
+
+    # -- the foundation model ------------------------------------------------------------------------------------
+
+    def train_fm(self) -> tuple[PairFm, StateFm]:
+        device = self.settings.device
+        pair = PairFm(self.spec, self.fm_size).to(device)
+        state = StateFm(self.spec, self.fm_size).to(device)
+        self._fit_columns([pair.item, state.columns], [pair.request], self.parts.fm)
+
+        def pair_loss(batch: PairBatch, label: Tensor, index: I64) -> Tensor:
+            hidden = pair.hidden(*self._tensors(batch, FM_PAIR, self.fm_buckets))
+            return cross_entropy(pair.logit(hidden), label)
+
+        def state_loss(batch: PairBatch, label: Tensor, index: I64) -> Tensor:
+            delay = log_uniform(self._rng, batch.requests)
+            delay[self._rng.random(batch.requests) < 0.3] = 0
+            return cross_entropy(self._state_logit(state, batch, delay), label)
+
+        validate = list(self._batches(self.parts.validation, shuffle=False))
+        self._fit(pair, pair_loss, self.parts.fm, self.settings.epochs, "FM", validate)
+        self._fit(state, state_loss, self.parts.fm, self.settings.epochs, "FM state", validate)
+        with torch.no_grad():
+            hidden = [pair.hidden(*self._tensors(b, FM_PAIR, self.fm_buckets)) for b, _, _ in validate[:16]]
+            pair.fit_projection(torch.cat(hidden))
+        return pair.cpu(), state.cpu()
+
+    def _state_logit(self, state: StateFm, batch: PairBatch, delay_ms: I64) -> Tensor:
+        past = delayed(batch, delay_ms)
+        users = state.state(*self._tensors(past, FM_USER, {}))
+        vectors = state.vector(*self._tensors(batch, FM_ITEM, {}))
+        row = torch.from_numpy(np.repeat(np.arange(batch.requests), np.diff(batch.splits))).to(users.device)
+        return state.readout(state.dots(users, vectors, row)).squeeze(-1)
+
+    # -- the vertical model --------------------------------------------------------------------------------------
+
+    def train_vm(self, part: range, teacher: F32 | None = None, size: VmSize | None = None) -> Vm:
+        """The base VM on the requests `part`; `teacher` [all pairs] are FM logits for distillation."""
+        vm = Vm(self.spec, size or self.vm_size).to(self.settings.device)
+        self._fit_columns([vm.item], [vm.request], part)
+        weight, temperature = self.settings.soft_weight, self.settings.soft_temperature
+
+        def loss(batch: PairBatch, label: Tensor, index: I64) -> Tensor:
+            hidden, _ = vm.trunk(*self._tensors(batch, VM, self.vm_buckets))
+            hard = cross_entropy(vm.head(hidden).squeeze(-1), label)
+            if teacher is None or not weight:
+                return hard
+            soft = torch.sigmoid(torch.from_numpy(teacher[index]).to(label.device) / temperature)
+            auxiliary = cross_entropy(vm.soft(hidden).squeeze(-1), soft)
+            return (1 - weight) * hard + weight * auxiliary
+
+        self._fit(vm, loss, part, self.settings.vm_epochs, "VM")
+        return vm.cpu()
+
+    def train_plus(self, part: range, base: F32, columns: F32, size: VmSize | None = None) -> VmPlus:
+        """The VM with slots. base [n] and columns [n, W] belong to the pairs of the requests `part`."""
+        plus = VmPlus(self.spec, columns.shape[1], size or self.vm_size).to(self.settings.device)
+        self._fit_columns([plus.item], [], part)
+        first = int(self.data.impressions.splits[part.start])
+        sample = self._rng.choice(len(columns), min(len(columns), 100_000), replace=False)
+        plus.standard.fit(torch.from_numpy(columns[np.sort(sample)]))
+
+        def loss(batch: PairBatch, label: Tensor, index: I64) -> Tensor:
+            given = {"base_logit": base[index - first], "slots": columns[index - first]}
+            return cross_entropy(plus(*self._tensors(batch, VM_PLUS, {}, given)), label)
+
+        self._fit(plus, loss, part, self.settings.vm_epochs, "VM with slots")
+        return plus.cpu()
+
+    # -- what the trained graphs say -----------------------------------------------------------------------------
+
+    def fm_logits(self, runtime: OnnxRuntime, part: range) -> F32:
+        return np.concatenate([runtime.embed(b)[:, -1] for b in self._pieces(part)])
+
+    def vm_logits(self, runtime: OnnxRuntime, part: range) -> F32:
+        return np.concatenate([runtime.score(b).logit for b in self._pieces(part)])
+
+    def labels(self, part: range) -> F32:
+        splits = self.data.impressions.splits
+        return self.data.clicked[int(splits[part.start]) : int(splits[part.stop])]
+
+    def splits(self, part: range) -> I64:
+        splits = self.data.impressions.splits
+        return splits[part.start : part.stop + 1] - splits[part.start]
+
+    def served(self, runtime: OnnxRuntime, parts: Sequence[range]) -> ServedStore:
+        """A store with what the candidates events up to the end of `parts` leave visible in them."""
+        store = ServedStore(runtime)
+        candidates, times = self.data.candidates, self.data.impressions.ts_ms
+        window = 24 * 3_600_000
+        first = np.searchsorted(candidates.ts_ms, times[min(p.start for p in parts)] - window)
+        last = np.searchsorted(candidates.ts_ms, times[max(p.stop for p in parts) - 1], side="right")
+        done = 0
+
+        def progress(n: int) -> None:
+            nonlocal done
+            done += n
+            self.report("embedding candidates", done, int(last - first))
+
+        store.add(requests(candidates, int(first), int(last)), progress)
+        return store
+
+    def slot_columns(self, store: ServedStore, part: range, delay_ms: I64 | int) -> F32:
+        """[n, W] of the pairs of `part` as served."""
+        delays = np.broadcast_to(np.asarray(delay_ms, np.int64), len(part))
+        out, done = [], 0
+        for piece in self._pieces(part):
+            out.append(slot_columns(store.slots(piece, delays[done : done + piece.requests]), self.slots))
+            done += piece.requests
+            self.report("slots as served", done, len(part))
+        return np.concatenate(out)
+
+    # -- a bundle ------------------------------------------------------------------------------------------------
+
+    @property
+    def fm_buckets(self) -> dict[str, int]:
+        return {"item_bucket": self.fm_size.item_buckets}
+
+    @property
+    def vm_buckets(self) -> dict[str, int]:
+        return {"item_bucket": self.vm_size.item_buckets, "user_bucket": self.vm_size.user_buckets}
+
+    def graphs(
+        self, pair: PairFm, state: StateFm, vm: Vm, plus: VmPlus | None = None
+    ) -> tuple[dict[str, bytes], dict[str, dict[str, Input]]]:
+        """Exported graphs and their inputs."""
+        width = slot_width(self.slots, self.dims.embedding, self.dims.dots)
+        todo: list[tuple[str, nn.Module, Sequence[str], dict[str, int], Sequence[str]]] = [
+            ("fm_pair", pair, FM_PAIR, self.fm_buckets, ("embedding",)),
+            ("fm_user", state, FM_USER, {}, ("state",)),
+            ("fm_item", ItemSide(state), FM_ITEM, {}, ("vector",)),
+            ("vm", vm, VM, self.vm_buckets, ("logit", "profile")),
+        ]
+        if plus is not None:
+            todo.append(("vm_plus", plus, VM_PLUS, {}, ("logit",)))
+        data, inputs = {}, {}
+        for name, module, sources, buckets, outputs in todo:
+            data[name], inputs[name] = export(module, self.spec, self.topic_column, sources, buckets, outputs, width)
+        return data, inputs
+
+    @property
+    def dims(self) -> Dims:
+        s = self.fm_size
+        return Dims(s.embedding + 1, self.vm_size.profile, s.heads, 64, s.towers, s.tower_dim)
+
+    def manifest(
+        self, graphs: dict[str, bytes], inputs: dict[str, dict[str, Input]], training: dict[str, Any]
+    ) -> Manifest:
+        from hashlib import sha256
+
+        s = self.settings
+        return Manifest(
+            format=1,
+            vm=Model(f"{s.name}-vm-{s.vm}", s.version),
+            fm=Model(f"{s.name}-fm-{s.preset}", s.version),
+            spec=self.spec,
+            dims=self.dims,
+            slots=self.slots if "vm_plus" in graphs else (),
+            graphs={
+                name: Graph(f"{name}.onnx", sha256(data).hexdigest(), len(data), inputs[name])
+                for name, data in graphs.items()
+            },
+            training=training,
+        )
+
+    def runtime(self, graphs: dict[str, bytes], inputs: dict[str, dict[str, Input]]) -> OnnxRuntime:
+        """The production runtime over graphs that are not written yet. All slots are built, `vm_plus` or not."""
+        manifest = self.manifest(graphs, inputs, {})
+        info = replace(model_info(manifest), slots=self.slots)
+        return OnnxRuntime(Bundle(Path(), manifest, graphs, info), "cpu", threads=torch.get_num_threads())
+
+    # -- plumbing ------------------------------------------------------------------------------------------------
+
+    def _tensors(
+        self, batch: PairBatch, sources: Sequence[str], buckets: dict[str, int], extra: dict[str, Any] | None = None
+    ) -> list[Tensor]:
+        return tensors(batch, self.spec, self.topic_column, sources, buckets, extra, self.settings.device)
+
+    def _pieces(self, part: range) -> Iterator[PairBatch]:
+        for start in range(part.start, part.stop, 512):
+            yield requests(self.data.impressions, start, min(start + 512, part.stop))
+
+    def _batches(self, part: range, shuffle: bool = True) -> Iterator[tuple[PairBatch, Tensor, I64]]:
+        """(requests, labels [n], index [n] of their pairs) of about `BATCH_PAIRS` pairs."""
+        impressions = self.data.impressions
+        mean = max(1.0, len(self.labels(part)) / len(part))
+        size = max(1, round(BATCH_PAIRS / mean))
+        order = np.arange(part.start, part.stop)
+        if shuffle:
+            self._rng.shuffle(order)
+        for start in range(0, len(order), size):
+            chosen = order[start : start + size]
+            index = pairs_of(impressions, chosen)
+            label = torch.from_numpy(self.data.clicked[index]).to(self.settings.device)
+            yield take(impressions, chosen), label, index
+
+    def _fit(
+        self,
+        module: nn.Module,
+        loss: Callable[[PairBatch, Tensor, I64], Tensor],
+        part: range,
+        epochs: int,
+        phase: str,
+        validate: list[tuple[PairBatch, Tensor, I64]] | None = None,
+    ) -> None:
+        """Adam with a cosine schedule. With `validate` the best epoch is kept and the first worse one ends it."""
+        wanted = [p for p in module.parameters() if p.requires_grad]
+        optimiser = torch.optim.AdamW(wanted, lr=self.settings.learning_rate, weight_decay=1e-4)
+        steps = math.ceil(len(self.labels(part)) / BATCH_PAIRS) * epochs
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(1, steps), 1e-5)
+        best, kept = math.inf, None
+        done = 0
+        for epoch in range(epochs):
+            module.train()
+            for batch, label, index in self._batches(part):
+                optimiser.zero_grad()
+                value = loss(batch, label, index)
+                value.backward()  # type: ignore[no-untyped-call]
+                nn.utils.clip_grad_norm_(wanted, 1.0)
+                optimiser.step()
+                if done < steps:
+                    schedule.step()
+                done += 1
+                self.report(phase, min(done, steps), steps)
+            module.eval()
+            if validate is None:
+                continue
+            with torch.no_grad():
+                sizes = np.array([len(y) for _, y, _ in validate])
+                now = float(np.average([float(loss(*v)) for v in validate], weights=sizes))
+            log.info("%s epoch %d: validation log loss %.5f", phase, epoch + 1, now)
+            if now >= best:
+                break
+            best, kept = now, {k: v.clone() for k, v in module.state_dict().items()}
+        if kept is not None:
+            module.load_state_dict(kept)
+        module.eval()
+
+    def _fit_columns(self, items: list[Any], request: list[Any], part: range) -> None:
+        impressions = self.data.impressions
+        a, z = int(impressions.splits[part.start]), int(impressions.splits[part.stop])
+        step = max(1, (z - a) // 200_000)
+        for columns in items:
+            columns.fit(torch.from_numpy(impressions.item_features[:, a:z:step].T.copy()))
+        for columns in request:
+            columns.fit(torch.from_numpy(impressions.request_features[part.start : part.stop].copy()))
+
+
+def train(
+    data: Dataset, settings: TrainSettings, out: Path | str, report: Report | None = None
+) -> tuple[Bundle, dict[str, Any]]:
+    """FM, VM, VM with slots; writes the bundle and returns it with the metrics of the test part."""
+    t = Trainer(data, settings, report)
+    pair, state = t.train_fm()
+    both = range(t.parts.vm.start, t.parts.vm.stop)
+    teacher = None
+    if settings.soft_weight:
+        stub = Vm(t.spec, t.vm_size)
+        teacher = np.zeros(data.impressions.pairs, np.float32)
+        splits = data.impressions.splits
+        teacher[int(splits[both.start]) : int(splits[both.stop])] = t.fm_logits(
+            t.runtime(*t.graphs(pair, state, stub)), both
+        )
+    vm = t.train_vm(both, teacher)
+    runtime = t.runtime(*t.graphs(pair, state, vm))
+    store = t.served(runtime, [t.parts.vm, t.parts.test])
+    try:
+        delays = log_uniform(t._rng, len(t.parts.vm))
+        columns = t.slot_columns(store, t.parts.vm, delays)
+        plus = t.train_plus(t.parts.vm, t.vm_logits(runtime, t.parts.vm), columns)
+        del columns
+        graphs, inputs = t.graphs(pair, state, vm, plus)
+        full = t.runtime(graphs, inputs)
+        measured = test_metrics(t, full, store)
+    finally:
+        store.close()
+    training = {
+        "data_sha256": data.digest,
+        "settings": asdict(settings),
+        "impressions": {name: len(getattr(t.parts, name)) for name in ("fm", "validation", "vm", "test")},
+        "test": measured,
+    }
+    bundle = write_bundle(out, t.manifest(graphs, inputs, training), graphs)
+    return bundle, measured
+
+
+def test_metrics(t: Trainer, runtime: OnnxRuntime, store: ServedStore, delay_ms: int = 1000) -> dict[str, Any]:
+    """VM, FM and VM with slots (fresh, and as served with `delay_ms`) on the test part."""
+    part = t.parts.test
+    label, splits = t.labels(part), t.splits(part)
+    fresh, served, filled = [], [], {name: 0 for name in t.slots}
+    for piece in t._pieces(part):
+        fresh.append(runtime.score_plus(piece, fresh_slots(runtime, piece)))
+        slots = store.slots(piece, np.full(piece.requests, delay_ms, np.int64))
+        served.append(runtime.score_plus(piece, slots))
+        for name in t.slots:
+            filled[name] += int((getattr(slots, name + "_age_ms") >= 0).sum())
+    logits = {
+        "vm": t.vm_logits(runtime, part),
+        "fm": t.fm_logits(runtime, part),
+        "vm_fresh": np.concatenate(fresh),
+        "vm_served": np.concatenate(served),
+    }
+    out: dict[str, Any] = {name: metrics.summary(x, label, splits) for name, x in logits.items()}
+    out["coverage"] = {name: round(n / len(label), 4) for name, n in filled.items()}
+    out["ctr"] = round(float(label.mean()), 5)
+    gain = out["vm"]["log_loss"] - out["fm"]["log_loss"]
+    if gain > 0.01 * out["vm"]["log_loss"]:
+        for name in ("vm_fresh", "vm_served"):
+            out[name]["transfer_ratio"] = round((out["vm"]["log_loss"] - out[name]["log_loss"]) / gain, 4)
+    return out
+
+
+def log_uniform(rng: np.random.Generator, n: int) -> I64:
+    """[n] delays in ms from event to servable vector, as training sees them."""
+    return np.exp(rng.uniform(np.log(MIN_DELAY_MS), np.log(MAX_DELAY_MS), n)).astype(np.int64)
+
+
+def delayed(batch: PairBatch, delay_ms: I64) -> PairBatch:
+    """The requests as a candidates event `delay_ms` [B] earlier, or later than the user's last event before that, would
+    have seen them: newer history is gone and the clock stands at the newest event left. Events of unknown time stay."""
+    row = np.repeat(np.arange(batch.requests), np.diff(batch.history_splits))
+    now = batch.ts_ms - delay_ms
+    keep = batch.history_ts <= now[row]
+    ends = np.concatenate([[0], np.cumsum(keep)])
+    newest = np.full(batch.requests, -1, np.int64)
+    np.maximum.at(newest, row[keep], batch.history_ts[keep])
+    return PairBatch(
+        batch.users, np.where(newest >= 0, newest, now), batch.splits, batch.items, batch.item_features,
+        batch.request_features, batch.history[keep], batch.history_ts[keep], batch.history_kind[keep],
+        ends[batch.history_splits].astype(np.int64), batch.history_features[:, keep],
+    )  # fmt: skip
