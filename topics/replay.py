@@ -28,7 +28,6 @@ PACED_COMMIT_S = 0.05
 """a paced event is readable at most this much (and the commit itself) after it was due"""
 MAX_COMMIT_S = 2.0
 BATCH_BYTES = 32 << 20
-BATCH_RECORDS = 200_000
 POLL_EVERY = 2_000
 GIVE_UP_S = 300.0
 """how long a broker may be away before the replay ends (to be resumed)"""
@@ -166,20 +165,17 @@ class Replay:
         state, pacer, stop = self.state, self._pacer, self._stop
         after = self._saved.position
         for record in records(self.source, self.topics, after, self._saved.shift_ms):
-            now = time.monotonic()
             if pacer is not None:
-                self._wait(pacer, record.ts, now)
+                self._wait(pacer, record.ts, time.monotonic())
             if stop.is_set():
                 break
             self._produce(record)
             if state.events % POLL_EVERY == 0:
                 self._producer.poll(0)
                 self._tell()
-            if (
-                self._bytes >= BATCH_BYTES
-                or len(self._batch) >= BATCH_RECORDS
-                or (self._batch and now - self._opened_s >= self._commit_s)
-            ):
+                if time.monotonic() - self._opened_s >= self._commit_s:
+                    self._commit()
+            if self._bytes >= BATCH_BYTES:
                 self._commit()
         else:
             self._commit(done=True)
@@ -190,6 +186,8 @@ class Replay:
         """Until the event is due; what is already out becomes readable first."""
         wait = pacer.due(ts, now)
         until = now + wait
+        if self._batch and now - self._opened_s >= self._commit_s:
+            self._commit()
         while wait > 0 and not self._stop.is_set():
             if self._batch:
                 age = now - self._opened_s
@@ -211,12 +209,15 @@ class Replay:
         self._batch.append(record)
         self._bytes += len(record.value)
         try:
+            self._producer.produce(self._full[record.topic], record.value, record.key)
+        except BufferError:
             self._put(record)
         except KafkaException as e:
             self._send_again(e)
         state.events += 1
         state.pairs += record.pairs
-        state.clock_ms = max(state.clock_ms, record.ts) if state.clock_ms >= 0 else record.ts
+        if record.ts > state.clock_ms:
+            state.clock_ms = record.ts
 
     def _send_again(self, e: KafkaException) -> None:
         """Ends a transaction that the broker will not commit and sends its records in a new one. Raises `e` itself
