@@ -115,7 +115,7 @@ def create(kafka: KafkaSettings, names: Iterable[str] | None = None) -> list[str
             if again:
                 raise BrokerError(f"topic {sorted(again)[0]} cannot be created: {again[sorted(again)[0]]}")
         names_created = [kafka.topic(c.name) for c in missing]
-        admin.wait_for(names_created)
+        admin.wait_for({kafka.topic(c.name): partitions_of(kafka, c) for c in missing})
         return names_created
 
 
@@ -135,6 +135,7 @@ def alter(kafka: KafkaSettings, names: Iterable[str] | None = None) -> list[str]
         for topic in aligned:
             if topic in chosen and have.get(topic, target) < target:
                 admin.add_partitions(topic, target)
+                admin.wait_for({topic: target})
                 done.append(f"{topic}: partitions {have[topic]} -> {target}")
         for m in report.mismatches:
             if m.what not in ("missing", "partitions"):
@@ -179,7 +180,7 @@ def describe(kafka: KafkaSettings, names: Iterable[str] | None = None) -> list[T
             state = TopicState(c, name, name in have, configs.get(name, {}), [])
             any_reader = next(iter(readers.values()))
             for tp in parts:
-                low, high = any_reader.get_watermark_offsets(tp, timeout=TIMEOUT_S)
+                low, high = clients.watermarks(any_reader, name, tp.partition, TIMEOUT_S)
                 state.partitions.append(PartitionState(tp.partition, low, high, {}))
             for role, reader in readers.items():
                 if parts and role in c.reads:
@@ -287,7 +288,7 @@ class _Admin:
             self._client.poll(0)
             reason = "; ".join(self._reasons[-2:]) or e.args[0].str()
             raise BrokerError(f"no answer from kafka.bootstrap = {self._kafka.bootstrap}: {reason}") from None
-        return {name: len(t.partitions) for name, t in found.items() if t.error is None}
+        return {name: len(t.partitions) for name, t in found.items() if t.error is None and t.partitions}
 
     def create(self, topics: list[NewTopic]) -> dict[str, str]:
         """Returns topic -> reason for topics refused over their settings. A topic that appeared meanwhile is fine."""
@@ -305,12 +306,16 @@ class _Admin:
                 raise BrokerError(f"topic {name} cannot be created: {error.str()}") from None
         return refused
 
-    def wait_for(self, names: list[str]) -> None:
-        """Until the metadata shows the topics: the controller answers before every broker knows."""
+    def wait_for(self, counts: dict[str, int]) -> None:
+        """Until the metadata shows the topics with so many partitions: the controller answers before brokers know."""
         deadline = time.monotonic() + TIMEOUT_S
-        while set(names) - set(self.partitions()):
+        while True:
+            have = self.partitions()
+            late = [topic for topic, n in counts.items() if have.get(topic, 0) < n]
+            if not late:
+                return
             if time.monotonic() > deadline:
-                raise BrokerError(f"topics were created but do not appear within {TIMEOUT_S:g} s: {', '.join(names)}")
+                raise BrokerError(f"made, but not shown by the broker within {TIMEOUT_S:g} s: {', '.join(late)}")
             time.sleep(0.05)
 
     def configs(self, topics: list[str]) -> dict[str, dict[str, str]]:

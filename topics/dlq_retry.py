@@ -12,7 +12,7 @@ from topics import dlq, tail
 from topics.contracts import CONTRACTS
 from topics.dlq import DeadLetter
 from topics.errors import BrokerError
-from topics.kafka import KafkaSettings, consumer, group_name, producer
+from topics.kafka import KafkaSettings, consumer, group_name, producer, watermarks
 
 ROLE = "dlq-retry"
 TIMEOUT_S = 30.0
@@ -56,7 +56,7 @@ def retry(
         ends: dict[int, int] = {}
         start: list[TopicPartition] = []
         for tp in source.committed([TopicPartition(topic, p) for p in parts], timeout=TIMEOUT_S):
-            low, high = source.get_watermark_offsets(TopicPartition(topic, tp.partition), timeout=TIMEOUT_S)
+            low, high = watermarks(source, topic, tp.partition, TIMEOUT_S)
             at = max(tp.offset, low) if tp.offset >= 0 else low
             if at < high:
                 ends[tp.partition] = high

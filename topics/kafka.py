@@ -7,11 +7,12 @@ that carry a guarantee (`isolation.level`, `enable.idempotence`, `enable.auto.co
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from topics.errors import SettingsError
@@ -21,6 +22,16 @@ log = logging.getLogger(__name__)
 _SECRET_WORDS = (
     "password", "passphrase", "secret", "token", "key.pem", "sasl.jaas", "credential", "private", "oauthbearer.config",
 )  # fmt: skip
+
+
+_MOVING = (
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError._UNKNOWN_TOPIC,
+)
+"""errors of a topic that is being made or moved"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +105,19 @@ def consumer(kafka: KafkaSettings, group: str, committed: bool = True, **propert
         "isolation.level": "read_committed" if committed else "read_uncommitted",
     }
     return _client(Consumer, conf)
+
+
+def watermarks(reader: Consumer, topic: str, partition: int, timeout_s: float = 15.0) -> tuple[int, int]:
+    """(first offset, end) of a partition. Waits while its leader is moving or a new topic is not known everywhere."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            low, high = reader.get_watermark_offsets(TopicPartition(topic, partition), timeout=timeout_s)
+            return low, high
+        except KafkaException as e:
+            if e.args[0].code() not in _MOVING or time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def _client(kind: Any, conf: dict[str, Any]) -> Any:

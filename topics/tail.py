@@ -21,7 +21,7 @@ from topics.contracts import BY_NAME
 from topics.dlq import DeadLetter
 from topics.errors import BrokerError, ContractError, InvalidEvent, SettingsError
 from topics.events import clip
-from topics.kafka import KafkaSettings, admin, consumer
+from topics.kafka import KafkaSettings, admin, consumer, watermarks
 
 TIMEOUT_S = 15.0
 RECENT = 10
@@ -103,7 +103,7 @@ def one(kafka: KafkaSettings, topic: str, partition: int, offset: int) -> Record
         return None
     source = consumer(kafka, kafka.prefix + "tail", enable_partition_eof=True, auto_offset_reset="latest")
     try:
-        low, high = source.get_watermark_offsets(TopicPartition(full, partition), timeout=TIMEOUT_S)
+        low, high = watermarks(source, full, partition, TIMEOUT_S)
         if not low <= offset < high:
             return None
         source.assign([TopicPartition(full, partition, offset)])
@@ -254,7 +254,7 @@ def _start(source: Any, topic: str, parts: list[int], start: str) -> list[TopicP
     if start == "recent":
         out = []
         for p in parts:
-            low, high = source.get_watermark_offsets(TopicPartition(topic, p), timeout=TIMEOUT_S)
+            low, high = watermarks(source, topic, p, TIMEOUT_S)
             out.append(TopicPartition(topic, p, max(low, high - RECENT)))
         return out
     at = parse_time(start, int(time.time() * 1000))
