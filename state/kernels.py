@@ -250,11 +250,12 @@ def lookup(
             v = w + LINK_WORDS
             ts = np.int64(buf[v + 2])
             # n is the low half of word 5, d its next 16 bits, s the top 16; p the low 16 bits of word 6.
-            # A chunk may leave out its state or its profile.
+            # A chunk may leave out its pairs, its state or its profile.
             s = np.int64(buf[v + 5] >> _U48)
             p = np.int64(buf[v + 6] & _M16)
+            d = np.int64((buf[v + 5] >> _U32) & _M16)
             fits = (
-                np.int64((buf[v + 5] >> _U32) & _M16) == dim
+                (d == dim or (d == 0 and buf[v + 5] & _M32 == np.uint64(0)))
                 and (s == state_dim or s == 0)
                 and (p == profile_dim or p == 0)
             )

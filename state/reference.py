@@ -109,8 +109,9 @@ class ReferenceStore:
 
 
 def _fits(c: EmbeddingChunk, dims: StoreDims) -> bool:
-    """Whether the chunk's lengths are the model's; a chunk may leave out its state or its profile."""
-    return c.vectors.shape[1] == dims.dim and len(c.state) in (0, dims.state) and len(c.profile) in (0, dims.profile)
+    """Whether the chunk's lengths are the model's; a chunk may leave out its pairs, its state or its profile."""
+    d, s, p = c.vectors.shape[1], len(c.state), len(c.profile)
+    return (d == dims.dim or (d == len(c.items) == 0)) and s in (0, dims.state) and p in (0, dims.profile)
 
 
 def _vector(c: EmbeddingChunk, i: int) -> npt.NDArray[np.float32]:

@@ -43,7 +43,8 @@ def plan_restore(position: int | None, log_start: int, log_end: int) -> RestoreP
             "wipe",
             log_start,
             log_end,
-            f"offset {position} is below the log's start {log_start}: {log_start - position} records were deleted unread",
+            f"offset {position} is below the log's start {log_start}: "
+            f"{log_start - position} records were deleted unread",
         )
     if position > log_end:
         return RestorePlan(

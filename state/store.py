@@ -265,12 +265,15 @@ class RocksStore:
     def checkpoint(self, path: Path) -> None:
         """A consistent copy of the store at `path` (which must not exist), by hard links where they are possible."""
         with self._turn:
-            Checkpoint(self._opened()).create_checkpoint(str(path))
-            metadata.write_mark(path)
+            try:
+                Checkpoint(self._opened()).create_checkpoint(str(path))
+                metadata.write_mark(Path(path))
+            except Exception as e:
+                raise StoreError(f"no checkpoint of {self.path} at {path}: {e}") from None
 
     def close(self, deadline_s: float | None = None) -> None:
-        """Lets go of the directory; all that was applied is there at the next opening. Closing writes nothing, but
-        waits for RocksDB's running background work. Past the deadline that work is left to end with the process."""
+        """Lets go of the directory. All that was applied is in the log already; closing flushes it to tables so that
+        the next opening is quick. Past the deadline that is left to end with the process, which loses nothing."""
         if deadline_s is not None:
             closing = threading.Thread(target=self.close, name="store-close", daemon=True)
             closing.start()
@@ -279,8 +282,13 @@ class RocksStore:
                 log.error("state: %s did not close within %g s; left to the end of the process", self.path, deadline_s)
             return
         with self._turn:
-            if self._db is not None:
+            if self._db is None:
+                return
+            try:
                 self._release()
+            except Exception as e:
+                log.error("state: %s could not be flushed while closing: %s", self.path, e)
+            finally:
                 self._database.owner.release()
 
     def _opened(self) -> Rdict:
@@ -330,7 +338,10 @@ class RocksStore:
 
     def _recover(self) -> Rdict:
         """Opens RocksDB again after a write that failed. It comes back as of its last complete batch."""
-        self._release()
+        try:
+            self._release()
+        except Exception as e:  # it cannot flush, which is why we are here; its log has the data
+            log.warning("state: %s: closing after a failed write: %s", self.path, e)
         self._cache.clear()
         try:
             self._adopt(database.reopen(self.path, self.settings, self._database.owner))

@@ -23,7 +23,7 @@ STORE = StoreSettings(
     ttl_ms=2 * HOUR, window_ms=5 * HOUR, grace_ms=HOUR // 2, segments_per_ttl=2, cache_bytes=24 << 10, lock_timeout_s=0
 )
 OTHER_DIMS = StoreDims(2, 2, 2)
-PART_DIMS = (StoreDims(3, 0, 0), StoreDims(3, 2, 0), StoreDims(3, 0, 2))
+PART_DIMS = (StoreDims(0, 2, 2), StoreDims(3, 0, 0), StoreDims(3, 2, 0), StoreDims(3, 0, 2))
 
 
 @dataclass(frozen=True)
