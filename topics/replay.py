@@ -150,8 +150,8 @@ class Replay:
             self.state.complete = self._saved.done
             self._tell()
         except KafkaException as e:
-            self._discard()
-            raise self._error(e) from None
+            # a call after a fatal error says "fatal"; only ending the transaction tells which
+            raise self._error(self._discard() or e.args[0]) from None
         except BaseException:
             self._discard()
             raise
@@ -310,8 +310,7 @@ class Replay:
                 log.warning("replay: %s: %s; trying again", what, error.str())
                 time.sleep(0.1)
 
-    def _error(self, e: KafkaException) -> BrokerError:
-        error = e.args[0]
+    def _error(self, error: KafkaError) -> BrokerError:
         if error.code() in _FENCED:
             return BrokerError("another replay of this log has taken over; this one has stopped")
         done = self._saved.events
@@ -320,13 +319,18 @@ class Replay:
             "--resume goes on there"
         )
 
-    def _discard(self) -> None:
-        """After an error of ours: the open transaction ends, so that readers do not wait for its timeout."""
-        if self._batch:
-            try:
-                self._producer.abort_transaction(10)
-            except KafkaException as e:
-                log.warning("the open transaction could not be aborted: %s", e)
+    def _discard(self) -> KafkaError | None:
+        """After an error: the open transaction ends, so that readers do not wait for its timeout. Returns why it could
+        not be ended, if so."""
+        if not self._batch:
+            return None
+        try:
+            self._producer.abort_transaction(10)
+        except KafkaException as e:
+            error: KafkaError = e.args[0]
+            log.info("the open transaction could not be aborted: %s", error.str())
+            return error
+        return None
 
     def _tell(self) -> None:
         if self._on_progress is not None:
