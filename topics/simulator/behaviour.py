@@ -15,6 +15,8 @@ from topics.simulator.world import DIM, FAVOURITES, SHOWN
 
 SEARCH, VIEW, CLICK = 1, 2, 3
 """values of `history_kind`"""
+TOUCHED = 5
+"""newest items of the history that are always candidates"""
 TOUCH_MS = 1_800_000
 """an item touched so recently is wanted more"""
 
@@ -49,6 +51,12 @@ def exponential(me: Any, mean: float) -> float:
 def normal(me: Any) -> float:
     r = np.sqrt(-2.0 * np.log(1.0 - rand(me)))
     return r * np.cos(2.0 * np.pi * rand(me))
+
+
+@inner
+def noise(me: Any) -> float:
+    """About normal, of variance 1, and cheap: the sum of four uniforms."""
+    return (rand(me) + rand(me) + rand(me) + rand(me) - 2.0) * 1.7320508075688772
 
 
 @inner
@@ -172,42 +180,48 @@ def relevance(k: Any, me: Any, item: int) -> float:
 
 
 @inner
-def keep_probability(k: Any, share: float, gap: int) -> float:
+def keep_probability(share: float, gap: int) -> float:
     return share * np.exp(-gap / (8.0 * HOUR_MS))
 
 
 @inner
-def fill_candidates(k: Any, me: Any, ts: int) -> int:
-    """Retrieval for the next hours: items touched lately, then what is kept of the last list, then fresh ones.
-
-    Fills `k.ids` and `k.scores`; returns how many."""
-    ids, scores = k.ids, k.scores
-    k.stamp_now[0] += 1
-    n = 0
-    held = min(me.history_n, k.history.shape[1])
-    for back in range(min(held, 5)):
+def fill_touched(k: Any, me: Any, ts: int, n: int, most: int) -> int:
+    """Adds the items touched lately to `k.ids`."""
+    for back in range(min(me.history_n, k.history.shape[1], most)):
         item = k.history[me.index, history_at(k, me, back)].item
         if k.items[item].dies > ts and n < k.p.candidates:
-            n = take(k, ids, n, item)
-    keep = keep_probability(k, k.p.carry, ts - me.list_ts)
-    for i in range(me.list_n):
-        item = k.listed[me.index, i]
-        if n < k.p.candidates and k.items[item].dies > ts and rand(me) < keep:
-            n = take(k, ids, n, item)
-    for _ in range(4 * k.p.candidates):
-        if n == k.p.candidates:
-            break
-        n = take(k, ids, n, retrieve(k, me, 0.0))
+            n = take(k, k.ids, n, item)
+    return n
+
+
+@inner
+def fill_candidates(k: Any, me: Any, ts: int, whole: bool) -> int:
+    """Fills `k.ids` and `k.scores` with what may be ranked in the next hours: items touched lately and, if `whole`,
+    what is kept of the last list, then fresh ones. Returns how many."""
+    ids, scores = k.ids, k.scores
+    k.stamp_now[0] += 1
+    n = fill_touched(k, me, ts, 0, TOUCHED if whole else k.p.touched)
+    if whole:
+        keep = keep_probability(k.p.carry, ts - me.list_ts)
+        for i in range(me.list_n):
+            item = k.listed[me.index, i]
+            if n < k.p.candidates and k.items[item].dies > ts and rand(me) < keep:
+                n = take(k, ids, n, item)
+        for _ in range(4 * k.p.candidates):
+            if n == k.p.candidates:
+                break
+            n = take(k, ids, n, retrieve(k, me, 0.0))
+        for i in range(n):
+            k.listed[me.index, i] = ids[i]
+        me.list_n = n
+        me.list_ts = ts
+    newest = k.items[k.history[me.index, history_at(k, me, 0)].item].sub if me.history_n > 0 else -1
+    second = k.items[k.history[me.index, history_at(k, me, 1)].item].sub if me.history_n > 1 else -1
     for i in range(n):
-        x = 0.3 * relevance(k, me, ids[i]) + 0.4 * k.items[ids[i]].quality + 0.6 * normal(me)
-        for back in range(min(held, 3)):
-            if k.items[ids[i]].sub == k.items[k.history[me.index, history_at(k, me, back)].item].sub:
-                x += 0.6
+        item = ids[i]
+        x = 0.3 * relevance(k, me, item) + 0.4 * k.items[item].quality + 0.6 * noise(me)
+        x += 0.8 * (k.items[item].sub == newest) + 0.5 * (k.items[item].sub == second)
         scores[i] = 1.0 / (1.0 + np.exp(1.5 - x))
-    for i in range(n):
-        k.listed[me.index, i] = ids[i]
-    me.list_n = n
-    me.list_ts = ts
     return n
 
 
@@ -223,7 +237,7 @@ def fill_ads(k: Any, me: Any, ts: int, ids: Any) -> int:
             n = take(k, ids, n, item)
     listed = me.list_n
     if listed > 0:
-        quota = int(keep_probability(k, k.p.repeat, ts - me.list_ts) * k.p.ads + rand(me))
+        quota = int(keep_probability(k.p.repeat, ts - me.list_ts) * k.p.ads + rand(me))
         quota = min(quota + n, k.p.ads)
         first = randint(me, listed)
         for i in range(listed):
@@ -245,7 +259,7 @@ def order_ads(k: Any, me: Any, n: int) -> None:
     ids, scores = k.ids, k.scores
     for i in range(n):
         item = ids[i]
-        x = 0.4 * k.items[item].quality + 0.4 * relevance(k, me, item) + 0.8 * normal(me)
+        x = 0.4 * k.items[item].quality + 0.4 * relevance(k, me, item) + 0.8 * noise(me)
         j = i
         while j > 0 and scores[j - 1] < x:
             scores[j] = scores[j - 1]

@@ -38,13 +38,13 @@ class SimulatorConfig:
     item_life_hours: float = 72.0
     """mean lifetime, exponential beyond a minimum of 6 h"""
 
-    sessions_per_day: float = 4.0
+    sessions_per_day: float = 6.0
     """mean of a user; the activity of users is spread around it, and follows the hour of the day"""
-    steps_per_session: float = 4.5
+    steps_per_session: float = 3.0
     """mean number of user events and requests of a session (geometric)"""
     event_share: float = 0.45
     """share of steps that are user events (search, view); the others are requests"""
-    step_gap_ms: int = 420_000
+    step_gap_ms: int = 1_200_000
     """mean gap between steps of a session"""
     serve_delay_ms: int = 60_000
     """mean gap from a user event to a request that follows it"""
@@ -62,13 +62,15 @@ class SimulatorConfig:
 
     candidates: int = 100
     """items of a candidates event"""
-    candidates_share: float = 0.6
-    """probability that a user event or a click makes retrieval run"""
+    candidates_share: float = 0.35
+    """probability that a user event or a click makes the whole retrieval run"""
+    touched: int = 5
+    """where it does not run, the event still gives a candidates event of so many items touched lately; 0: none"""
     carry: float = 0.75
     """probability that an item of the last list is kept, times exp(-gap / 8 h)"""
     ads: int = 30
     """ads of an impression"""
-    repeat: float = 0.72
+    repeat: float = 0.57
     """share of an impression's ads taken from the last candidates, times exp(-gap / 8 h)"""
     history: int = 30
     """newest history entries written with an event"""
@@ -106,7 +108,7 @@ class SimulatorConfig:
         for name in ("event_share", "trend_share", "reveal", "candidates_share", "carry", "repeat", "late_share"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise SettingsError(f"simulate.{name}", getattr(self, name), "must be within 0..1")
-        for name in ("seed", "start_ms", "warmup_hours", "late_ms", "disorder_ms", "intent_price_sd"):
+        for name in ("seed", "start_ms", "warmup_hours", "touched", "late_ms", "disorder_ms", "intent_price_sd"):
             if not getattr(self, name) >= 0:
                 raise SettingsError(f"simulate.{name}", getattr(self, name), "must not be negative")
         for name in ("candidates", "ads"):
@@ -137,7 +139,7 @@ class SimulatorConfig:
 
 
 PRESETS: dict[str, SimulatorConfig] = {
-    "demo": SimulatorConfig(candidates=80),
+    "demo": SimulatorConfig(),
     "day": SimulatorConfig(users=10_000, ads=50, live_items=2_400),
     "week": SimulatorConfig(users=10_000, hours=168.0, ads=50, live_items=2_400),
     "sessions": SimulatorConfig(

@@ -133,9 +133,13 @@ def put_features(k: Any, me: Any, o: int, ts: int) -> int:
 
 @inner
 def emit_candidates(k: Any, me: Any, ts: int) -> None:
+    """What a user event or a click triggers: a whole retrieval, or the items touched lately only."""
+    whole = rand(me) < k.p.candidates_share
+    if not whole and k.p.touched == 0:
+        return
     me.sequence += 1
-    n = fill_candidates(k, me, ts)
-    if ts < k.p.emit_from:
+    n = fill_candidates(k, me, ts, whole)
+    if n == 0 or ts < k.p.emit_from:
         return
     o = begin_record(k, me, ts, KIND_CANDIDATES, n)
     o = put(k.data, o, _CANDIDATES)

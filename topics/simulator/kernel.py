@@ -49,8 +49,7 @@ def act(k: Any, me: Any) -> None:
             me.steps_left -= 1
             touch(k, me, ts)
             me.phase = AFTER_EVENT
-        if rand(me) < k.p.candidates_share:
-            emit_candidates(k, me, ts)
+        emit_candidates(k, me, ts)
     else:
         me.steps_left -= 1
         feedback_ts = emit_impression(k, me, ts)

@@ -43,7 +43,8 @@ class _Pass:
 
     items: dict[str, tuple[str, str, str, float]] = field(default_factory=dict)
     base: list[list[float]] = field(default_factory=list)
-    match: list[list[float]] = field(default_factory=list)
+    match: dict[float, list[list[float]]] = field(default_factory=dict)
+    """by the delay of the history, seconds"""
     clicked: list[bool] = field(default_factory=list)
     pending: dict[str, tuple[int, Impression]] = field(default_factory=dict)
     lists: dict[str, deque[tuple[int, frozenset[Any]]]] = field(default_factory=lambda: defaultdict(deque))
@@ -59,12 +60,11 @@ class _Pass:
     life: dict[Any, tuple[int, int]] = field(default_factory=dict)
 
 
-def measure(events: Iterable[Event], truth: F64 | None = None, window_h: float = 6.0) -> dict[str, float]:
+def measure(events: Iterable[Event], truth: F64 | None = None, delays_s: Iterable[float] = (0.0,)) -> dict[str, float]:
     """Figures by name. `truth`: float[N] click probabilities, impression after impression in the order of the log.
 
-    Shares of pairs leave out the first `window_h` hours, whose candidates the log does not show (unless it is
-    shorter than twice that)."""
-    s = _Pass()
+    For each of `delays_s` there is a loss of the model whose history lacks what is younger than so many seconds."""
+    s = _Pass(match={delay: [] for delay in delays_s})
     for event in events:
         _read(s, event)
     y = np.array(s.clicked, np.float64)
@@ -168,53 +168,67 @@ def _impression(s: _Pass, e: Impression) -> None:
     assert isinstance(history, list)
     assert isinstance(times, list)
     known = [(s.items[str(h)], e.ts - int(t or 0), h) for h, t in zip(history, times, strict=True)][::-1]
-    weight = [0.85**i for i in range(len(known))]
     lists = list(s.lists[e.user])[::-1]
     user = s.user_ctr[e.user].logit(0.03, 100.0)
-    levels = [k[0][3] for k in known[:4]]
-    level = sum(levels) / len(levels) if levels else None
     s.pending[e.id] = (len(s.clicked), e)
     s.clicked.extend([False] * len(e.ads))
+    ctrs = []
     for position, ad in enumerate(e.ads):
         age = next((e.ts - ts for ts, items in lists if ad in items), None)
         s.ages.append(np.inf if age is None else age / HOUR_MS)
         born, _ = s.life.get(ad, (e.ts, e.ts))
         s.life[ad] = (born, e.ts)
-        topic, sub, advertiser, price = s.items[str(ad)]
-        item = s.item_ctr[ad].logit(0.03, 100.0)
+        _, _, advertiser, price = s.items[str(ad)]
+        ctrs.append(s.item_ctr[ad].logit(0.03, 100.0))
         s.base.append([
-            item, s.advertiser_ctr[advertiser].logit(0.03, 300.0), user, price, np.log1p(position),
+            ctrs[-1], s.advertiser_ctr[advertiser].logit(0.03, 300.0), user, price, np.log1p(position),
             float(f["device"] == "desktop"),
         ])  # fmt: skip
-        newest = float(bool(known) and known[0][0][1] == sub)
-        pair = (e.user, ad)
-        s.match.append([
-            sum(w for w, k in zip(weight, known, strict=True) if k[0][1] == sub),
-            sum(w for w, k in zip(weight, known, strict=True) if k[0][0] == topic),
-            sum(w for w, k in zip(weight, known, strict=True) if k[0][2] == advertiser),
-            newest,
-            float(len(known) > 1 and known[1][0][1] == sub),
-            sum(np.exp(-k[1] / (3 * HOUR_MS)) for k in known if k[0][1] == sub),
-            float(any(k[2] == ad for k in known)),
-            float(any(k[2] == ad and k[1] < 1_800_000 for k in known)),
-            0.0 if level is None else abs(price - level),
-            newest * (item + 3.5),
-            np.log1p(s.pair_shown[pair]),
+    for delay, rows in s.match.items():
+        rows.extend(_match(s, e, [k for k in known if k[1] >= delay * 1000.0], ctrs))
+    for ad in e.ads:
+        s.pair_shown[e.user, ad] += 1
+
+
+def _match(s: _Pass, e: Impression, known: list[Any], ctrs: list[float]) -> list[list[float]]:
+    """Rows of `MATCH`. `known`: (features of the item, age in ms, item) of the history, newest first."""
+    levels = [k[0][3] for k in known[:4]]
+    level = sum(levels) / len(levels) if levels else None
+    weight: dict[str, float] = defaultdict(float)
+    fresh: dict[str, float] = defaultdict(float)
+    touched: dict[Any, int] = {}
+    for i, ((topic, sub, advertiser, _), age, item) in enumerate(known):
+        for key in (topic, sub, advertiser):
+            weight[key] += 0.85**i
+        fresh[sub] += float(np.exp(-age / (3 * HOUR_MS)))
+        touched.setdefault(item, age)
+    newest = known[0][0][1] if known else None
+    second = known[1][0][1] if len(known) > 1 else None
+    rows = []
+    for ad, ctr in zip(e.ads, ctrs, strict=True):
+        topic, sub, advertiser, price = s.items[str(ad)]
+        rows.append([
+            weight.get(sub, 0.0), weight.get(topic, 0.0), weight.get(advertiser, 0.0), float(newest == sub),
+            float(second == sub), fresh.get(sub, 0.0), float(ad in touched),
+            float(touched.get(ad, 1 << 60) < 1_800_000), 0.0 if level is None else abs(price - level), (newest == sub) * (ctr + 3.5),
+            float(np.log1p(s.pair_shown[e.user, ad])),
         ])  # fmt: skip
-        s.pair_shown[pair] += 1
+    return rows
 
 
 def _losses(s: _Pass, y: F64, truth: F64 | None) -> dict[str, float]:
     cut = int(len(y) * 0.75)
-    base, match = np.array(s.base), np.array(s.match)
+    base = np.array(s.base)
     test = y[cut:]
     mean = np.full(len(test), y[:cut].mean())
     figures = {
         "loss_mean": log_loss(mean, test),
         "loss_item_ctr": log_loss(_fit_predict(base[:, :1], y, cut), test),
         "loss_without_history": log_loss(_fit_predict(base, y, cut), test),
-        "loss_with_history": log_loss(_fit_predict(np.hstack([base, match]), y, cut), test),
     }
+    for delay, rows in s.match.items():
+        name = "loss_with_history" if delay == 0.0 else f"loss_history_{delay:g}s_late"
+        figures[name] = log_loss(_fit_predict(np.hstack([base, np.array(rows)]), y, cut), test)
     if truth is not None:
         figures["loss_oracle"] = log_loss(np.asarray(truth, np.float64)[cut:], test)
     return figures

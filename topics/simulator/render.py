@@ -12,6 +12,8 @@ import numpy as np
 
 from topics.simulator.jit import inner
 
+_TEN, _ZERO = np.uint64(10), np.uint64(48)
+
 
 def text(s: str) -> Any:
     """Constant bytes for `put`."""
@@ -27,19 +29,17 @@ def put(buf: Any, o: int, s: Any) -> int:
 
 @inner
 def put_int(buf: Any, o: int, value: int) -> int:
-    """A non-negative integer."""
-    if value == 0:
-        buf[o] = 48
-        return o + 1
-    n = 0
-    v = value
-    while v > 0:
+    """A non-negative integer. Unsigned arithmetic: signed division rounds down in Python, which costs branches."""
+    v = np.uint64(value)
+    n = 1
+    limit = _TEN
+    while v >= limit:
         n += 1
-        v //= 10
-    v = value
+        limit *= _TEN
     for i in range(n):
-        buf[o + n - 1 - i] = 48 + v % 10
-        v //= 10
+        q = v // _TEN
+        buf[o + n - 1 - i] = np.uint8(_ZERO + (v - q * _TEN))
+        v = q
     return o + n
 
 

@@ -67,8 +67,8 @@ def params(c: SimulatorConfig, trend_begin: int, mean_activity: float) -> Any:
     """The record `State.p`."""
     whole = {
         "n_sub": c.topics * c.subtopics, "subtopics": c.subtopics, "emit_from": c.start_ms,
-        "trend_begin": trend_begin, "trend_ms": c.trend_ms, "candidates": c.candidates, "ads": c.ads,
-        "ad_prices": int(c.ad_prices),
+        "trend_begin": trend_begin, "trend_ms": c.trend_ms, "candidates": c.candidates, "touched": c.touched,
+        "ads": c.ads, "ad_prices": int(c.ad_prices),
     }  # fmt: skip
     real = {
         "session_gap_ms": 24.0 * HOUR_MS * mean_activity / c.sessions_per_day,
