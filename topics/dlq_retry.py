@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ def retry(
     out = producer(kafka, transactional_id=group_name(kafka, ROLE))
     source = consumer(kafka, group_name(kafka, ROLE), enable_partition_eof=True)
     counts = RetryCounts()
+    in_step = False
     try:
         out.init_transactions(TIMEOUT_S)
         ends: dict[int, int] = {}
@@ -76,12 +78,14 @@ def retry(
                 raise BrokerError(f"{topic} at {kafka.bootstrap} stopped answering; what was committed so far stays")
             if records:
                 out.begin_transaction()
+                in_step = True
                 step = _step(out, kafka, records, chosen, max_attempts)
                 offsets = {m.partition(): (m.offset() or 0) + 1 for m in records}
                 out.send_offsets_to_transaction(
                     [TopicPartition(topic, p, o) for p, o in offsets.items()], source.consumer_group_metadata()
                 )
                 out.commit_transaction(TIMEOUT_S)
+                in_step = False
                 counts.retried += step.retried
                 counts.parked += step.parked
                 counts.already_parked += step.already_parked
@@ -93,6 +97,9 @@ def retry(
     except KafkaException as e:
         raise BrokerError(f"dead letters cannot be put back: {e.args[0].str()}") from None
     finally:
+        if in_step:
+            with contextlib.suppress(KafkaException):  # else the next run aborts it
+                out.abort_transaction(TIMEOUT_S)
         source.close()
     return counts
 
