@@ -7,7 +7,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Of pip's many lines: the large downloads, what is built here, and errors.
-BRIEF := awk '/MB\)/ && / (1?[0-9][0-9][0-9]|[0-9][0-9][0-9][0-9])\.[0-9] MB\)|\(([0-9][0-9]+)\.[0-9] MB\)/ || /^(Building|Installing collected|ERROR|error)/ {print "  " substr($$0, 1, 100); fflush()}'
+BRIEF := awk '/Downloading .*\([0-9][0-9]+\.[0-9] MB\)/ || /^(Building|Installing|ERROR|error)/ {print "  " substr($$0, 1, 100); fflush()}'
 
 .PHONY: help
 help:  ## this list

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -33,7 +33,7 @@ class BackgroundProcess:
         self.out_file = folder / f"{name}.out"
         self._child: subprocess.Popen[bytes] | None = None
 
-    def spawn(self, command: Sequence[str], env: Mapping[str, str] | None = None, tied: bool = False) -> int:
+    def spawn(self, command: Sequence[str], tied: bool = False) -> int:
         """Starts the command in a session of its own and writes the pid file; returns the pid.
 
         `tied`: on Linux the process is killed when the thread that spawned it ends (tests that die leave nothing).
@@ -48,7 +48,6 @@ class BackgroundProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=subprocess.STDOUT,
-                    env=None if env is None else dict(env),
                     start_new_session=True,
                     preexec_fn=_die_with_parent() if tied else None,
                 )
@@ -88,29 +87,39 @@ class BackgroundProcess:
         return None if process is None else process.pid
 
     def stop(self, deadline_s: float) -> bool:
-        """SIGTERM, then SIGKILL once the deadline has passed. True when it ended by itself (or was not running)."""
+        """SIGTERM, then SIGKILL to it and its children once the deadline has passed.
+
+        True when it ended by itself (or was not running).
+        """
         process = self.find()
         if process is None:
             return True
         self._signal(process, signal.SIGTERM)
-        clean = self._gone(process, deadline_s)
+        clean = self._gone(deadline_s)
         if not clean:
-            self._signal(process, signal.SIGKILL)
-            self._gone(process, 10.0)
+            self.kill()
         self.pid_file.unlink(missing_ok=True)
         return clean
 
     def kill(self) -> None:
+        """SIGKILL to the process, then to the children it had."""
         process = self.find()
-        if process is not None:
-            self._signal(process, signal.SIGKILL)
-            self._gone(process, 10.0)
-            self.pid_file.unlink(missing_ok=True)
+        if process is None:
+            return
+        try:
+            children = process.children(recursive=True)
+        except psutil.NoSuchProcess:
+            children = []
+        self._signal(process, signal.SIGKILL)
+        self._gone(10.0)
+        for child in children:
+            self._signal(child, signal.SIGKILL)
+        self.pid_file.unlink(missing_ok=True)
 
     def output_tail(self, lines: int = 40) -> str:
         return tail(self.out_file, lines)
 
-    def _gone(self, process: psutil.Process, timeout_s: float) -> bool:
+    def _gone(self, timeout_s: float) -> bool:
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
             if self.find() is None:

@@ -1,0 +1,209 @@
+"""`solaris up|down|status|broker`: have a broker and the processors on this host."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from streams.config_cli import ConfigOption, SetOption
+from topics.errors import BrokerError
+
+if TYPE_CHECKING:
+    from streams.settings import Settings
+    from topics.brokers.local import Part
+    from topics.kafka import KafkaSettings
+
+DEFAULT_PORT = 9092
+
+DirOption = Annotated[Path, typer.Option("--dir", help="Folder of data, logs and pid files.", envvar="SOLARIS_RUN_DIR")]
+PortOption = Annotated[
+    int, typer.Option(help="Port of Kafka on 127.0.0.1; 0: the last one used, else 9092.", min=0, max=65_535)
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+JavaOption = Annotated[bool, typer.Option("--java", help="Use Kafka on Java even where Docker answers.")]
+
+
+def up(
+    folder: DirOption = Path(".run"),
+    port: PortOption = 0,
+    java: JavaOption = False,
+    broker_only: Annotated[bool, typer.Option("--broker-only", help="Kafka and the topics, no processors.")] = False,
+    timeout_s: Annotated[float, typer.Option(help="Seconds to wait for Kafka.", min=1)] = 120.0,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+) -> None:
+    """Start Kafka and the processors in the background: Docker Compose, else Apache Kafka on Java 17+.
+
+    Where kafka.bootstrap is set (or KAFKA_BOOTSTRAP), no broker is started: the processors run on that cluster.
+    What runs already is left as it is. Stop it with `solaris down`.
+
+    Example: solaris up --port 19092
+    """
+    from dataclasses import replace
+
+    from streams.settings import load
+    from topics import admin
+    from topics.brokers import compose, wait_ready
+    from topics.brokers.local import LocalStack
+
+    settings = load(config, sets or [])
+    own = settings.origin("kafka.bootstrap") != "default"
+    in_docker = not own and not java and compose.available()
+    arguments = _arguments(settings, folder, config, sets or [])
+    if in_docker:
+        docker = compose.ComposeStack(port or DEFAULT_PORT)
+        kafka = replace(settings.kafka, bootstrap=docker.bootstrap)
+        _say("starting Kafka with Docker Compose")
+        docker.start_kafka(timeout_s)
+        _topics(kafka, timeout_s)
+        if not broker_only:
+            _say("building and starting the processors")
+            docker.start_processors(timeout_s + 600)
+        _summary(kafka, docker.parts(), own)
+        return
+    stack = LocalStack(folder, port or (0 if (folder / "kafka" / "node.json").exists() else DEFAULT_PORT))
+    began = False
+    if own:
+        kafka = settings.kafka
+        wait_ready(kafka, timeout_s)
+    else:
+        kafka = replace(settings.kafka, bootstrap=stack.kafka.bootstrap)
+        if not stack.kafka.running:
+            _say(f"starting Apache Kafka on Java at {kafka.bootstrap} (the first time its jars are fetched, 44 MB)")
+        began = stack.start_kafka(timeout_s)
+    created = admin.create(kafka)
+    if created:
+        _say(f"topics created: {', '.join(created)}")
+    admin.require(kafka)
+    if not broker_only:
+        began = stack.start_processors([*arguments, "--set", f"kafka.bootstrap={kafka.bootstrap}"]) or began
+    if not began:
+        _say("already up, nothing to do")
+    parts = stack.parts()
+    _summary(kafka, parts[1:] if own else parts, own)
+
+
+def down(
+    folder: DirOption = Path(".run"),
+    wipe: Annotated[bool, typer.Option("--wipe", help="Also remove Kafka's data and the stores.")] = False,
+    java: JavaOption = False,
+    deadline_s: Annotated[float, typer.Option(help="Seconds until what still runs is killed.", min=1)] = 30.0,
+) -> None:
+    """Stop what `solaris up` started, processors first. Data is kept unless --wipe is given.
+
+    Example: solaris down --wipe
+    """
+    from topics.brokers import compose
+    from topics.brokers.local import LocalStack
+
+    stack = LocalStack(folder)
+    if stack.exists or java or not compose.available():
+        stopped = stack.down(deadline_s)
+        _say(f"stopped: {', '.join(stopped)}" if stopped else "nothing was running")
+        if wipe:
+            stack.wipe()
+            _say(f"removed Kafka's data and the stores in {folder}")
+        elif stopped:
+            _say(f"data is kept in {folder}; `solaris down --wipe` removes it")
+    else:
+        compose.ComposeStack().down(deadline_s, wipe)
+
+
+def status(folder: DirOption = Path(".run"), java: JavaOption = False, as_json: JsonOption = False) -> None:
+    """What of `solaris up` runs on this host. Exit code 1 when a part does not.
+
+    Example: solaris status --json
+    """
+    from topics.brokers import compose
+    from topics.brokers.local import LocalStack
+
+    stack = LocalStack(folder)
+    if stack.exists or java or not compose.available():
+        parts = stack.parts() if stack.exists else [p for p in stack.parts() if p.name != "kafka" or p.running]
+    else:
+        parts = compose.ComposeStack().parts()
+    if as_json:
+        print(json.dumps([asdict(part) for part in parts], indent=2, default=str))
+    else:
+        _print_parts(parts)
+    raise typer.Exit(0 if all(part.running for part in parts) else 1)
+
+
+def broker(
+    embedded: Annotated[
+        bool, typer.Option("--embedded", help="The broker from the wheel; nothing but Python.")
+    ] = False,
+    port: PortOption = 0,
+    data: Annotated[Path | None, typer.Option(help="Data folder; default .run/broker or .run/embedded.")] = None,
+) -> None:
+    """Run one broker in the foreground until Ctrl-C: Apache Kafka on Java, or with --embedded the one of a wheel.
+
+    The embedded broker is for a first look only; docs/operating.md says what it cannot do.
+
+    Example: solaris broker --embedded --port 9092 --data /tmp/look
+    """
+    import signal
+    import threading
+
+    from topics.brokers import EmbeddedBroker, JavaKafka
+
+    folder = data or Path(".run") / ("embedded" if embedded else "broker")
+    chosen = port or (0 if (folder / "node.json").exists() else DEFAULT_PORT)
+    one = EmbeddedBroker(folder, chosen, tied=True) if embedded else JavaKafka(folder, chosen, tied=True)
+    if one.running:
+        raise BrokerError(f"a broker runs already on {folder} (process {one.pid}, {one.bootstrap})")
+    ended = threading.Event()
+    for caught in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(caught, lambda *_: ended.set())
+    with one:
+        _say(f"{'embedded broker' if embedded else 'Apache Kafka'} is ready at {one.bootstrap}; Ctrl-C stops it")
+        _say(f"data in {folder}" + ("; for a first look only" if embedded else ""))
+        while not ended.wait(0.5):
+            if not one.running:
+                raise BrokerError(f"the broker ended by itself; its last lines:\n{one.log_tail()}")
+
+
+def _arguments(settings: Settings, folder: Path, config: Path | None, sets: list[str]) -> list[str]:
+    """Of `solaris run`: the same settings, with the stores beside the broker's data unless they are set."""
+    out = ["--config", str(config)] if config else []
+    for one in sets:
+        out += ["--set", one]
+    if settings.origin("store.dir") == "default":
+        out += ["--set", f"store.dir={folder.resolve() / 'state'}"]
+    return out
+
+
+def _topics(kafka: KafkaSettings, timeout_s: float) -> None:
+    from topics import admin
+    from topics.brokers import wait_ready
+
+    wait_ready(kafka, timeout_s)
+    created = admin.create(kafka)
+    if created:
+        _say(f"topics created: {', '.join(created)}")
+    admin.require(kafka)
+
+
+def _summary(kafka: KafkaSettings, parts: list[Part], own: bool) -> None:
+    standard = own or kafka.bootstrap == f"127.0.0.1:{DEFAULT_PORT}"
+    flag = "" if standard else f" --set kafka.bootstrap={kafka.bootstrap}"
+    print(f"\nKafka at {kafka.bootstrap}, topics {kafka.prefix}*")
+    _print_parts(parts)
+    print("\nNext:")
+    print(f"  solaris replay LOG --speed 60{flag}")
+    print(f"  solaris tail ranked-ads{flag}")
+    print("  solaris down")
+
+
+def _print_parts(parts: list[Part]) -> None:
+    for part in parts:
+        print(f"  {part.name:<11} {'runs' if part.running else 'DOWN'}  {part.detail}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
