@@ -149,7 +149,9 @@ def retrieve(k: Any, me: Any, interest_known: float) -> int:
     r = rand(me)
     held = min(me.history_n, k.history.shape[1])
     if r < 0.50 and held > 0:
-        back = min(int(exponential(me, 2.0)), held - 1)
+        back = 0
+        while back < held - 1 and rand(me) < 0.6:
+            back += 1
         sub = k.items[k.history[me.index, history_at(k, me, back)].item].sub
         if r < 0.13:
             topic = sub // k.p.subtopics
@@ -270,12 +272,10 @@ def order_ads(k: Any, me: Any, n: int) -> None:
 
 
 @inner
-def times_shown(k: Any, me: Any, item: int) -> int:
-    n = 0
+def count_shown(k: Any, me: Any, step: int) -> None:
+    """Adds `step` to `k.times_shown` of each of the user's newest impressions: +1 before its use, -1 after."""
     for i in range(min(me.shown_n, SHOWN)):
-        if me.shown[i] == item:
-            n += 1
-    return n
+        k.times_shown[me.shown[i]] += step
 
 
 @inner
@@ -299,8 +299,9 @@ def click_logit(k: Any, me: Any, ts: int, item: int, position: int, price: float
         if k.history[me.index, h].item == item:
             z += k.p.w_touch
             break
-    z -= k.p.w_fatigue * np.log1p(times_shown(k, me, item))
-    z -= k.p.w_position * np.log1p(position)
+    # how often the user's newest impressions held it (`count_shown`), and where it stands
+    z -= k.p.w_fatigue * k.log1p[k.times_shown[item]]
+    z -= k.p.w_position * k.log1p[position]
     if me.device == 1:
         z -= 0.2
     return z

@@ -9,10 +9,12 @@ import numpy as np
 from topics.simulator.behaviour import (
     _M1,
     click_logit,
+    count_shown,
     exponential,
     fill_ads,
     fill_candidates,
     history_at,
+    noise,
     normal,
     order_ads,
     rand,
@@ -167,13 +169,14 @@ def emit_impression(k: Any, me: Any, ts: int) -> int:
     n_clicked = 0
     n_converted = 0
     me.pending_n = 0
+    count_shown(k, me, 1)
     for i in range(n):
         item = k.ids[i]
         level = k.items[item].price_level
         if k.p.ad_prices:
             level += TODAY_SD / PRICE_SD * normal(me)
-        price[i] = PRICE_SCALE * np.exp(PRICE_SD * level)
-        bid[i] = 0.05 + 0.6 * np.exp(0.4 * k.items[item].price_level + 0.35 * normal(me))
+            price[i] = PRICE_SCALE * np.exp(PRICE_SD * level)
+        bid[i] = 0.05 + 0.6 * np.exp(0.4 * k.items[item].price_level + 0.35 * noise(me))
         prob[i] = 1.0 / (1.0 + np.exp(-click_logit(k, me, ts, item, i, level)))
         if rand(me) < prob[i]:
             clicked[n_clicked] = item
@@ -185,6 +188,7 @@ def emit_impression(k: Any, me: Any, ts: int) -> int:
             if rand(me) < 1.0 / (1.0 + np.exp(2.8 - match + 0.8 * abs(level - me.current_level))):
                 converted[n_converted] = item
                 n_converted += 1
+    count_shown(k, me, -1)
     for i in range(n):
         me.shown[me.shown_n % SHOWN] = k.ids[i]
         me.shown_n += 1

@@ -210,8 +210,8 @@ def _match(s: _Pass, e: Impression, known: list[Any], ctrs: list[float]) -> list
         rows.append([
             weight.get(sub, 0.0), weight.get(topic, 0.0), weight.get(advertiser, 0.0), float(newest == sub),
             float(second == sub), fresh.get(sub, 0.0), float(ad in touched),
-            float(touched.get(ad, 1 << 60) < 1_800_000), 0.0 if level is None else abs(price - level), (newest == sub) * (ctr + 3.5),
-            float(np.log1p(s.pair_shown[e.user, ad])),
+            float(touched.get(ad, 1 << 60) < 1_800_000), 0.0 if level is None else abs(price - level),
+            (newest == sub) * (ctr + 3.5), float(np.log1p(s.pair_shown[e.user, ad])),
         ])  # fmt: skip
     return rows
 

@@ -49,6 +49,10 @@ class State(NamedTuple):
     """int64[M] scratch: last list that took the item"""
     stamp_now: Any
     """int64[1]"""
+    times_shown: Any
+    """int32[M] scratch: times in the newest impressions of the user at hand"""
+    log1p: Any
+    """float64[...] log(1 + i), for positions and counts"""
     ids: Any
     """int32[max(K, ads)] scratch: the list under way"""
     scores: Any

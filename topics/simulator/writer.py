@@ -24,7 +24,7 @@ from topics.simulator import kernel
 from topics.simulator.config import HOUR_MS, SimulatorConfig
 from topics.simulator.emit import KIND_CANDIDATES, KIND_FEEDBACK, KIND_IMPRESSION
 from topics.simulator.state import RECORD, State, params
-from topics.simulator.world import FORMATS, HISTORY, PRICE_SCALE, PRICE_SD, World, build
+from topics.simulator.world import FORMATS, HISTORY, PRICE_SCALE, PRICE_SD, SHOWN, World, build
 
 Array = npt.NDArray[Any]
 _WINDOWS_MS = (600_000, 300_000, 120_000, 60_000, 30_000, 10_000, 5_000, 2_000, 1_000)
@@ -147,6 +147,8 @@ def _state(c: SimulatorConfig, world: World, users: Array, begin: int, record_by
         listed=np.zeros((c.users, c.candidates), np.int32),
         stamp=np.full(len(world.items), -1, np.int64),
         stamp_now=np.zeros(1, np.int64),
+        times_shown=np.zeros(len(world.items), np.int32),
+        log1p=np.log1p(np.arange(max(c.ads, SHOWN) + 1.0)),
         ids=np.zeros(widest, np.int32),
         scores=np.zeros(widest, np.float64),
         records=np.zeros(64, RECORD),
