@@ -5,10 +5,12 @@ Light on purpose (no numba, no numpy): the command line reads presets from here.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from topics.errors import SettingsError
+from topics.events import MAX_TS
 
 HOUR_MS = 3_600_000
 GRID_MS = 600_000
@@ -97,6 +99,13 @@ class SimulatorConfig:
     """every event's place in the log is shifted by up to this much"""
 
     def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            kinds = {"int": (int,), "bool": (bool,)}.get(str(f.type), (int, float))
+            if not isinstance(value, kinds) or (isinstance(value, bool) and f.type != "bool"):
+                raise SettingsError(f"simulate.{f.name}", value, f"must be of type {f.type}")
+            if not math.isfinite(value):
+                raise SettingsError(f"simulate.{f.name}", value, "must be finite")
         positive = (
             "users", "hours", "demographics", "topics", "subtopics", "live_items", "advertisers", "item_life_hours",
             "sessions_per_day", "steps_per_session", "step_gap_ms", "serve_delay_ms", "switch_ms", "trend_ms", "ads",
@@ -122,6 +131,8 @@ class SimulatorConfig:
             raise SettingsError("simulate.history", self.history, "at most 1000")
         if self.warmup_hours * HOUR_MS > self.start_ms:
             raise SettingsError("simulate.start_ms", self.start_ms, "leave room for warmup_hours before it")
+        if self.end_ms > MAX_TS - 24 * HOUR_MS:
+            raise SettingsError("simulate.hours", self.hours, "the log would end after the year 2099")
         if self.topics * self.subtopics > 30_000:
             raise SettingsError("simulate.topics", self.topics, "topics x subtopics is at most 30000")
 
