@@ -296,6 +296,13 @@ def test_numbers_that_are_not_finite(bad: float) -> None:
         assert e.value.reason == "not_finite"
 
 
+def test_large_numbers_are_finite() -> None:
+    r = _request(scores=np.array([3e38, -3e38], np.float32))
+    same(r, packed.decode_precompute(packed.encode_precompute(r)))
+    c = _chunk(state=np.array([65504, -65504], np.float16))
+    same(c, packed.decode_embedding(packed.encode_embedding(c)))
+
+
 @pytest.mark.parametrize("ts", [-2, MAX_TS + 1, 2**63 - 1, -(2**63)])
 def test_history_times_out_of_range(ts: int) -> None:
     with pytest.raises(DecodeError) as e:
