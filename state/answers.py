@@ -1,4 +1,4 @@
-"""The empty answer of a look-up."""
+"""Answers to fill."""
 
 from __future__ import annotations
 
@@ -25,3 +25,14 @@ def empty_lookup(requests: int, pairs: int, dims: StoreDims) -> Lookup:
         profile=np.zeros((B, dims.profile), np.float32),
         pair_fingerprint=np.zeros(N, np.uint64),
     )
+
+
+def unfilled_lookup(requests: int, pairs: int, dims: StoreDims) -> Lookup:
+    """Memory for an answer; whoever fills it writes every number."""
+    B, N = requests, pairs
+    e, f4, i8, i4, u8 = np.empty, np.float32, np.int64, np.int32, np.uint64
+    return Lookup(
+        e((N, dims.dim), f4), e(N, i8), e((N, dims.dim), f4), e(N, i4), e(N, i8),
+        e((B, dims.dim), f4), e(B, i4), e(B, i8),
+        e((B, dims.state), f4), e(B, i8), e(B, u8), e((B, dims.profile), f4), e(N, u8),
+    )  # fmt: skip

@@ -7,8 +7,7 @@ order of two steps, with no lists to keep and nothing to free one by one. Users 
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -16,16 +15,40 @@ import numpy.typing as npt
 from state import kernels
 from state.api import I64, U64
 
-_LINK = struct.Struct("<qqq")
+PADS = [bytes(k) for k in range(8)]
 _BYTES_PER_SLOT = 256
 _DEAD_NONE = -(1 << 62)
+
+
+@dataclass(slots=True)
+class Loaded:
+    """Users read from disk with all their chunks, for `Arena.admit`."""
+
+    users: list[int] = field(default_factory=list)
+    splits: list[int] = field(default_factory=lambda: [0])
+    offsets: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    parts: list[bytes] = field(default_factory=list)
+    size: int = 0
+
+    def chunk(self, offset: int, value: bytes) -> None:
+        """Of the user that `end_user` names next; the oldest first is fastest."""
+        self.offsets.append(offset)
+        self.starts.append(self.size)
+        pad = -len(value) & 7
+        self.parts.append(value)
+        self.parts.append(PADS[pad])
+        self.size += len(value) + pad
+
+    def end_user(self, user: int) -> None:
+        self.users.append(user)
+        self.splits.append(len(self.offsets))
 
 
 class Arena:
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity = max(4096, capacity_bytes) & ~7
         self.buf: U64 = np.zeros(self.capacity // 8, np.uint64)
-        self.bytes = memoryview(self.buf.data).cast("B")
         slots = 1 << max(6, (self.capacity // _BYTES_PER_SLOT - 1).bit_length())
         self.keys: U64 = np.zeros(slots, np.uint64)
         self.heads: I64 = np.full(slots, kernels.EMPTY, np.int64)
@@ -37,13 +60,14 @@ class Arena:
         self.heads.fill(kernels.EMPTY)
         self.counts.fill(0)
 
-    @property
-    def crowded(self) -> bool:
-        return 2 * int(self.counts[1]) >= len(self.keys)
-
-
-Chunks = Sequence[tuple[int, bytes, int]]
-"""One user's chunks: (changelog offset, record, bytes of the record to keep), any order, oldest first is fastest."""
+    def admit(self, loaded: Loaded) -> int:
+        """Takes in users in order; returns how many there was room for."""
+        words = np.frombuffer(b"".join(loaded.parts) or bytes(8), np.uint64)
+        taken: int = kernels.admit(
+            np.array(loaded.users, np.uint64), np.array(loaded.splits), np.array(loaded.offsets, np.int64),
+            np.array(loaded.starts, np.int64), words, self.buf, self.keys, self.heads, self.counts,
+        )  # fmt: skip
+        return taken
 
 
 class UserCache:
@@ -79,43 +103,17 @@ class UserCache:
         )
         return found
 
-    def add(self, user: int, chunks: Chunks) -> bool:
-        """Puts one loaded user into the young arena; False when there is no room."""
-        return put(self.young, user, chunks)
-
-    def append(self, users: U64, offsets: I64, starts: I64, kept: I64, chunks: U64, known_below: int) -> None:
+    def append(self, users: U64, offsets: I64, starts: I64, chunks: U64, known_below: int) -> None:
         """Adds what was just written to those users that are cached."""
         y, o = self.young, self.old
         if y.counts[1] or o.counts[1]:
             kernels.append(
-                users, offsets, starts, kept, chunks, known_below, y.buf, y.keys, y.heads, y.counts, o.keys, o.heads
+                users, offsets, starts, chunks, known_below, y.buf, y.keys, y.heads, y.counts, o.keys, o.heads
             )
 
 
-def put(arena: Arena, user: int, chunks: Chunks) -> bool:
-    need = sum(_LINK.size + ((kept + 7) & ~7) for _, _, kept in chunks)
-    at = int(arena.counts[0])
-    if at + need > arena.capacity or arena.crowded:
-        return False
-    head = kernels.EMPTY
-    raw = arena.bytes
-    for offset, value, kept in chunks:
-        size = (kept + 7) & ~7
-        _LINK.pack_into(raw, at, head, offset, size)
-        raw[at + _LINK.size : at + _LINK.size + kept] = value if kept == len(value) else value[:kept]
-        head = at
-        at += _LINK.size + size
-    arena.counts[0] = at
-    i = kernels.slot(arena.keys, np.uint64(user))
-    if arena.keys[i] == 0:
-        arena.keys[i] = user
-        arena.counts[1] += 1
-    arena.heads[i] = head
-    return True
-
-
-def arena_of(user: int, chunks: Chunks) -> Arena:
+def arena_of(loaded: Loaded) -> Arena:
     """An arena for one user whose chunks fit no cache."""
-    arena = Arena(sum(_LINK.size + ((kept + 7) & ~7) for _, _, kept in chunks))
-    put(arena, user, chunks)
+    arena = Arena(loaded.size + 8 * kernels.LINK_WORDS * len(loaded.offsets))
+    arena.admit(loaded)
     return arena

@@ -15,15 +15,13 @@ import numpy as np
 
 from state import kernels
 from state.api import I64, U64, ChangelogRecord
+from state.cache import PADS
 from topics.errors import DecodeError
 from topics.events import MAX_TS, MIN_TS
 from topics.packed import EmbeddingChunk, decode_embedding
 
 KEY = struct.Struct(">QQQ")
 USER = struct.Struct(">Q")
-_EVENT_ID_LENGTH = struct.Struct("<H")
-_EVENT_ID_LENGTH_AT = 50
-_PADS = [b"\0" * k for k in range(8)]
 
 
 def decode_chunk(value: bytes | None) -> EmbeddingChunk:
@@ -44,11 +42,6 @@ def decode_chunk(value: bytes | None) -> EmbeddingChunk:
     return chunk
 
 
-def kept_bytes(value: bytes) -> int:
-    """Length of a stored record without its event id, which look-ups do not need."""
-    return len(value) - int(_EVENT_ID_LENGTH.unpack_from(value, _EVENT_ID_LENGTH_AT)[0])
-
-
 @dataclass(slots=True)
 class Batch:
     """Good records of a changelog batch in columns; `records` are their positions in it."""
@@ -60,7 +53,6 @@ class Batch:
     pairs: I64
     starts: I64
     """byte offset of each record in `words`"""
-    kept: I64
     words: U64
     """all records, each padded to 8 bytes"""
     keys: bytes
@@ -71,7 +63,7 @@ class Batch:
         keys = np.frombuffer(self.keys, np.uint8).reshape(-1, KEY.size)[mask].tobytes()
         return Batch(
             self.records[mask], self.users[mask], self.ts_ms[mask], self.offsets[mask], self.pairs[mask],
-            self.starts[mask], self.kept[mask], self.words, keys, self.rejected,
+            self.starts[mask], self.words, keys, self.rejected,
         )  # fmt: skip
 
 
@@ -85,15 +77,15 @@ def parse_batch(records: Sequence[ChangelogRecord]) -> Batch:
         size = len(value)
         sizes[i] = size
         parts.append(value)
-        parts.append(_PADS[-size & 7])
+        parts.append(PADS[-size & 7])
     data = b"".join(parts)
     words: U64 = np.frombuffer(data or b"\0" * 8, np.uint64)
     starts = np.zeros(n, np.int64)
     np.cumsum((sizes[:-1] + 7) & ~7, out=starts[1:])
     users = np.zeros(n, np.uint64)
-    ts, pairs, kept = np.zeros((3, n), np.int64)
+    ts, pairs = np.zeros((2, n), np.int64)
     fine = np.zeros(n, np.bool_)
-    kernels.scan(words, starts, sizes, MAX_TS, users, ts, pairs, kept, fine)
+    kernels.scan(words, starts, sizes, MAX_TS, users, ts, pairs, fine)
     offsets = np.array([r.offset for r in records], np.int64)
     rejected: list[tuple[int, str]] = []
     for i in np.flatnonzero(~fine).tolist():
@@ -104,5 +96,5 @@ def parse_batch(records: Sequence[ChangelogRecord]) -> Batch:
             rejected.append((records[i].offset, e.reason))
     keys = np.empty((n, 3), ">u8")
     keys[:, 0], keys[:, 1], keys[:, 2] = users, ts, offsets
-    batch = Batch(np.arange(n), users, ts, offsets, pairs, starts, kept, words, keys.tobytes(), rejected)
+    batch = Batch(np.arange(n), users, ts, offsets, pairs, starts, words, keys.tobytes(), rejected)
     return batch if fine.all() else batch.take(fine)

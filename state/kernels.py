@@ -14,6 +14,7 @@ A cached chunk at byte offset c (a multiple of 8) is
 
 A user's head is the byte offset of a chunk, `EMPTY` (known to have none) or `ABSENT` (not known here).
 
+All kernels lie in this one file because numba notices a change only in the file of the kernel itself.
 Vectors are finite (`state.chunk` rejects others), which makes the float16 decoding exact without special cases.
 """
 
@@ -62,11 +63,6 @@ def half(h):
 
 
 @kernel
-def _half_at(u8, at):
-    return np.uint16(u8[at]) | (np.uint16(u8[at + 1]) << np.uint16(8))
-
-
-@kernel
 def slot(keys, key):
     """Index of `key` in an open-addressing table of a power-of-two size, or of the free place where it belongs."""
     mask = np.uint64(len(keys) - 1)
@@ -77,16 +73,60 @@ def slot(keys, key):
 
 
 @kernel
-def put_heads(keys, heads, users, values):
-    """Sets the heads of users; returns how many were new to the table."""
-    fresh = 0
-    for j in range(len(users)):
-        i = slot(keys, users[j])
+def _lengths(buf, v):
+    """pairs, dim, state length and profile length of the record at word v."""
+    w = buf[v + 5]
+    return np.int64(w & _M32), np.int64((w >> _U32) & _M16), np.int64(w >> _U48), np.int64(buf[v + 6] & _M16)
+
+
+@kernel
+def _is_int8(buf, v):
+    return (buf[v] >> np.uint64(40)) & np.uint64(1) == np.uint64(1)
+
+
+@kernel
+def admit(users, chunk_splits, offsets, starts, chunks, buf, keys, heads, counts):
+    """Puts users with all their chunks into the arena: user u's are records chunk_splits[u]:chunk_splits[u+1], oldest
+    first, record r at byte starts[r] of `chunks`. Returns how many users there was room for."""
+    capacity = 8 * len(buf)
+    for u in range(len(users)):
+        need = 0
+        for r in range(chunk_splits[u], chunk_splits[u + 1]):
+            need += 8 * LINK_WORDS + _kept(chunks, starts[r] >> 3)
+        if counts[0] + need > capacity or 2 * counts[1] >= len(keys):
+            return u
+        head = np.int64(EMPTY)
+        for r in range(chunk_splits[u], chunk_splits[u + 1]):
+            head = _place(buf, counts, head, offsets[r], chunks, starts[r] >> 3)
+        i = slot(keys, users[u])
         if keys[i] == np.uint64(0):
-            keys[i] = users[j]
-            fresh += 1
-        heads[i] = values[j]
-    return fresh
+            keys[i] = users[u]
+            counts[1] += 1
+        heads[i] = head
+    return len(users)
+
+
+@kernel
+def _kept(chunks, w):
+    """Bytes of the record at word w without its event id, padded to 8."""
+    n, d, s, p = _lengths(chunks, w)
+    size = 56 + 12 * n + ((4 + d) * n if _is_int8(chunks, w) else 2 * n * d) + 2 * s + 2 * p
+    return (size + 7) & ~7
+
+
+@kernel
+def _place(buf, counts, head, offset, chunks, w):
+    """Copies the record at word w of `chunks` to the end of the arena, before `head`; returns its byte offset."""
+    size = _kept(chunks, w)
+    at = counts[0]
+    to = at >> 3
+    buf[to] = np.uint64(head)
+    buf[to + 1] = np.uint64(offset)
+    buf[to + 2] = np.uint64(size)
+    for k in range(size >> 3):
+        buf[to + LINK_WORDS + k] = chunks[w + k]
+    counts[0] = at + 8 * LINK_WORDS + size
+    return at
 
 
 @kernel
@@ -144,11 +184,11 @@ def ensure(users, start, buf, keys, heads, counts, old_buf, old_keys, old_heads,
 
 
 @kernel
-def append(users, offsets, starts, sizes, chunks, known_below, buf, keys, heads, counts, old_keys, old_heads):
+def append(users, offsets, starts, chunks, known_below, buf, keys, heads, counts, old_keys, old_heads):
     """Adds new chunks to the cached users among `users`; a user it cannot keep right becomes `ABSENT`.
 
-    `chunks` uint64 words of padded records, record r at byte starts[r], `sizes[r]` bytes of it kept. Only an offset
-    below `known_below` can be there already and is looked for.
+    `chunks`: uint64 words of padded records, record r at byte starts[r]. Only an offset below `known_below` can be
+    there already and is looked for.
     """
     capacity = 8 * len(buf)
     for r in range(len(users)):
@@ -169,40 +209,63 @@ def append(users, offsets, starts, sizes, chunks, known_below, buf, keys, heads,
                 c = np.int64(buf[w])
             if seen:
                 continue
-        size = (sizes[r] + 7) & ~7
-        if counts[0] + 8 * LINK_WORDS + size > capacity:
+        if counts[0] + 8 * LINK_WORDS + _kept(chunks, src) > capacity:
             heads[i] = ABSENT
             if old_keys[o] == user:
                 old_heads[o] = ABSENT
             continue
-        to = counts[0] >> 3
-        buf[to] = np.uint64(heads[i])
-        buf[to + 1] = np.uint64(offsets[r])
-        buf[to + 2] = np.uint64(size)
-        for k in range(size >> 3):
-            buf[to + LINK_WORDS + k] = chunks[src + k]
-        heads[i] = counts[0]
-        counts[0] += 8 * LINK_WORDS + size
+        heads[i] = _place(buf, counts, heads[i], offsets[r], chunks, src)
+
+
+# Loops that run over whole slices vectorise; with computed indexes, each of which may be negative, they do not.
+
+
+@kernel
+def _decode(halves, out):
+    for k in range(len(halves)):
+        out[k] = half(halves[k])
+
+
+@kernel
+def _scale(numbers, scale, out):
+    for k in range(len(numbers)):
+        out[k] = np.float32(numbers[k]) * scale
+
+
+@kernel
+def _add(to, what):
+    for k in range(len(what)):
+        to[k] += what[k]
+
+
+@kernel
+def _halves(u8, u16, at, out):
+    """float16 numbers at byte `at`, which int8 columns of an odd number of bytes leave unaligned."""
+    if at & 1:
+        for k in range(len(out)):
+            out[k] = half(np.uint16(u8[at + 2 * k]) | (np.uint16(u8[at + 2 * k + 1]) << np.uint16(8)))
+    else:
+        _decode(u16[at >> 1 : (at >> 1) + len(out)], out)
 
 
 @kernel
 def _sort_newest_first(ptrs, m, buf):
-    """Shell sort by (event time, offset), newest first; lists arrive nearly sorted, so this is mostly one pass."""
+    """Shell sort of records (at words ptrs[:m]) by event time and offset, newest first. Lists arrive nearly sorted,
+    so that this is mostly one pass."""
     gap = 1
     while gap < m // 3:
         gap = 3 * gap + 1
     while gap > 0:
         for a in range(gap, m):
             p = ptrs[a]
-            ts = buf[(p >> 3) + LINK_WORDS + 2]
-            off = buf[(p >> 3) + 1]
+            ts = buf[p + 2]
+            offset = buf[p + 1 - LINK_WORDS]
             b = a
             while b >= gap:
-                q = ptrs[b - gap] >> 3
-                t2 = buf[q + LINK_WORDS + 2]
-                if t2 > ts or (t2 == ts and buf[q + 1] >= off):
+                q = ptrs[b - gap]
+                if buf[q + 2] > ts or (buf[q + 2] == ts and buf[q + 1 - LINK_WORDS] >= offset):
                     break
-                ptrs[b] = ptrs[b - gap]
+                ptrs[b] = q
                 b -= gap
             ptrs[b] = p
         gap = gap // 3
@@ -215,7 +278,7 @@ def lookup(
     vectors, ts_out, pair_fingerprint, topic_mean, topic_count, topic_ts,
     aggregate, aggregate_count, aggregate_ts, state, state_ts, fingerprint, profile,
 ):  # fmt: skip
-    """Answers requests first..last-1, whose users are all in the arena, into zeroed outputs (times: -1)."""
+    """Answers requests first..last-1, whose users are all in the arena. Writes every number of their outputs."""
     u32 = buf.view(np.uint32)
     u16 = buf.view(np.uint16)
     f32 = buf.view(np.float32)
@@ -224,98 +287,97 @@ def lookup(
     horizon = max(ttl, window)
 
     ptrs = np.empty(64, np.int64)
-    # Pairs of the user by item, newest chunk first: table of (item, stamp, chunk, index in chunk).
-    t_item = np.empty(512, np.uint64)
-    t_stamp = np.full(512, -1, np.int64)
-    t_chunk = np.empty(512, np.int64)
-    t_index = np.empty(512, np.int64)
-    # Topics asked for in the request: table of (topic, stamp, row), rows of sums.
+    # The user's pairs, newest chunk first: a table of (item, request it was filled for, chunk's place, index in it).
+    t_item = np.empty(256, np.uint64)
+    t_stamp = np.full(256, -1, np.int32)
+    t_chunk = np.empty(256, np.int32)
+    t_index = np.empty(256, np.int32)
+    # The topics asked for: a table of (topic, request, row) and sums by row. Row 0 takes all other topics, so that
+    # every pair is added once and the plain aggregate is the sum of the rows.
     a_topic = np.empty(128, np.uint32)
-    a_stamp = np.full(128, -1, np.int64)
-    a_row = np.empty(128, np.int64)
-    sums = np.empty((64, dim), np.float32)
-    counts = np.empty(64, np.int64)
-    newest = np.empty(64, np.int64)
-    ad_row = np.empty(64, np.int64)
+    a_stamp = np.full(128, -1, np.int32)
+    a_row = np.empty(128, np.int32)
+    sums = np.empty(65 * dim, np.float32)
+    counts = np.empty(65, np.int32)
+    newest = np.empty(65, np.int64)
+    ad_row = np.empty(64, np.int32)
+    values = np.empty(64 * dim, np.float32)
 
     for b in range(first, last):
+        lo = splits[b]
+        hi = splits[b + 1]
+        vectors[lo:hi] = 0.0
+        topic_mean[lo:hi] = 0.0
+        ts_out[lo:hi] = -1
+        topic_ts[lo:hi] = -1
+        topic_count[lo:hi] = 0
+        pair_fingerprint[lo:hi] = 0
+        aggregate[b] = 0.0
+        aggregate_count[b] = 0
+        aggregate_ts[b] = -1
+        state[b] = 0.0
+        state_ts[b] = -1
+        fingerprint[b] = 0
+        profile[b] = 0.0
+
         t = now[b]
         alive_at = max(t, floor)
-        i = slot(keys, users[b])
-        c = heads[i]
+        c = heads[slot(keys, users[b])]
         m = 0
         pairs = 0
         while c >= 0:
-            w = c >> 3
-            v = w + LINK_WORDS
+            v = (c >> 3) + LINK_WORDS
             ts = np.int64(buf[v + 2])
-            # n is the low half of word 5, d its next 16 bits, s the top 16; p the low 16 bits of word 6.
+            n, d, s, p = _lengths(buf, v)
             # A chunk may leave out its pairs, its state or its profile.
-            s = np.int64(buf[v + 5] >> _U48)
-            p = np.int64(buf[v + 6] & _M16)
-            d = np.int64((buf[v + 5] >> _U32) & _M16)
-            fits = (
-                (d == dim or (d == 0 and buf[v + 5] & _M32 == np.uint64(0)))
-                and (s == state_dim or s == 0)
-                and (p == profile_dim or p == 0)
-            )
+            fits = (d == dim or (d == 0 and n == 0)) and (s == state_dim or s == 0) and (p == profile_dim or p == 0)
             if ts <= t and alive_at - horizon < ts and buf[v + 3] == model and fits:
                 if m == len(ptrs):
                     grown = np.empty(2 * m, np.int64)
                     grown[:m] = ptrs
                     ptrs = grown
-                ptrs[m] = c
+                ptrs[m] = v
                 m += 1
-                pairs += np.int64(buf[v + 5] & _M32)
-            c = np.int64(buf[w])
+                pairs += n
+            c = np.int64(buf[v - LINK_WORDS])
         if m == 0:
             continue
         _sort_newest_first(ptrs, m, buf)
 
         need_state = state_dim > 0
         need_profile = profile_dim > 0
-        for q in range(m):
-            v = (ptrs[q] >> 3) + LINK_WORDS
+        for a in range(m):
+            v = ptrs[a]
             ts = np.int64(buf[v + 2])
             if alive_at - ttl >= ts or not (need_state or need_profile):
                 break
-            s = np.int64(buf[v + 5] >> _U48)
-            p = np.int64(buf[v + 6] & _M16)
-            n = np.int64(buf[v + 5] & _M32)
-            at = 8 * v + 56 + 12 * n
-            at += (4 * n + n * dim) if (buf[v] >> np.uint64(40)) & np.uint64(1) else 2 * n * dim
-            # int8 columns of an odd number of bytes leave the halves unaligned: they are read byte by byte.
-            odd = at & 1
+            n, d, s, p = _lengths(buf, v)
+            at = 8 * v + 56 + 12 * n + ((4 + dim) * n if _is_int8(buf, v) else 2 * n * dim)
             if need_state and s > 0:
                 need_state = False
                 state_ts[b] = ts
                 fingerprint[b] = buf[v + 4]
-                for k in range(s):
-                    state[b, k] = half(_half_at(u8, at + 2 * k) if odd else u16[(at >> 1) + k])
+                _halves(u8, u16, at, state[b])
             if need_profile and p > 0:
                 need_profile = False
-                at += 2 * s
-                for k in range(p):
-                    profile[b, k] = half(_half_at(u8, at + 2 * k) if odd else u16[(at >> 1) + k])
+                _halves(u8, u16, at + 2 * s, profile[b])
         if pairs == 0:
             continue
 
-        lo = splits[b]
-        hi = splits[b + 1]
         n_ads = hi - lo
         if 2 * n_ads > len(a_topic):
             size = 2 * len(a_topic)
             while size < 2 * n_ads:
                 size *= 2
             a_topic = np.empty(size, np.uint32)
-            a_stamp = np.full(size, -1, np.int64)
-            a_row = np.empty(size, np.int64)
-            sums = np.empty((size // 2, dim), np.float32)
-            counts = np.empty(size // 2, np.int64)
-            newest = np.empty(size // 2, np.int64)
-            ad_row = np.empty(size // 2, np.int64)
+            a_stamp = np.full(size, -1, np.int32)
+            a_row = np.empty(size, np.int32)
+            sums = np.empty((size // 2 + 1) * dim, np.float32)
+            counts = np.empty(size // 2 + 1, np.int32)
+            newest = np.empty(size // 2 + 1, np.int64)
+            ad_row = np.empty(size // 2, np.int32)
         a_mask = np.uint64(len(a_topic) - 1)
-        rows = 0
+        rows = 1
         for j in range(n_ads):
             topic = topics[lo + j]
             q = np.int64(((np.uint64(topic) * _GOLDEN) >> _U32) & a_mask)
@@ -325,31 +387,37 @@ def lookup(
                 a_stamp[q] = b
                 a_topic[q] = topic
                 a_row[q] = rows
-                counts[rows] = 0
-                newest[rows] = -1
-                for k in range(dim):
-                    sums[rows, k] = 0.0
                 rows += 1
             ad_row[j] = a_row[q]
+        sums[: rows * dim] = 0.0
+        counts[:rows] = 0
 
         if 2 * pairs > len(t_item):
             size = 2 * len(t_item)
             while size < 2 * pairs:
                 size *= 2
             t_item = np.empty(size, np.uint64)
-            t_stamp = np.full(size, -1, np.int64)
-            t_chunk = np.empty(size, np.int64)
-            t_index = np.empty(size, np.int64)
+            t_stamp = np.full(size, -1, np.int32)
+            t_chunk = np.empty(size, np.int32)
+            t_index = np.empty(size, np.int32)
         t_mask = np.uint64(len(t_item) - 1)
         total = 0
-        total_ts = np.int64(-1)
         for a in range(m):
-            v = (ptrs[a] >> 3) + LINK_WORDS
+            v = ptrs[a]
             ts = np.int64(buf[v + 2])
             n = np.int64(buf[v + 5] & _M32)
             in_window = alive_at - window < ts
-            int8 = (buf[v] >> np.uint64(40)) & np.uint64(1)
             topics_at = 2 * (v + 7 + n)
+            if in_window:
+                if n * dim > len(values):
+                    values = np.empty(n * dim, np.float32)
+                if _is_int8(buf, v):
+                    at = 4 * (topics_at + 2 * n)
+                    for x in range(n):
+                        _scale(i8[at + x * dim : at + (x + 1) * dim], f32[topics_at + n + x], values[x * dim :])
+                else:
+                    at = 2 * (topics_at + n)
+                    _decode(u16[at : at + n * dim], values)
             for x in range(n):
                 item = buf[v + 7 + x]
                 q = np.int64(((item * _GOLDEN) >> _U32) & t_mask)
@@ -359,47 +427,33 @@ def lookup(
                     continue
                 t_stamp[q] = b
                 t_item[q] = item
-                t_chunk[q] = ptrs[a]
+                t_chunk[q] = a
                 t_index[q] = x
                 if not in_window:
                     continue
                 if total == 0:
-                    total_ts = ts
+                    aggregate_ts[b] = ts
                 total += 1
-                row = -1
                 topic = u32[topics_at + x]
                 q = np.int64(((np.uint64(topic) * _GOLDEN) >> _U32) & a_mask)
                 while a_stamp[q] == b and a_topic[q] != topic:
                     q = np.int64(np.uint64(q + 1) & a_mask)
-                if a_stamp[q] == b:
-                    row = a_row[q]
-                    if counts[row] == 0:
-                        newest[row] = ts
-                    counts[row] += 1
-                if int8:
-                    scale = f32[topics_at + n + x]
-                    at = 4 * (topics_at + 2 * n) + x * dim
-                    for k in range(dim):
-                        aggregate[b, k] += np.float32(i8[at + k]) * scale
-                    if row >= 0:
-                        for k in range(dim):
-                            sums[row, k] += np.float32(i8[at + k]) * scale
-                else:
-                    at = 2 * (topics_at + n) + x * dim
-                    for k in range(dim):
-                        aggregate[b, k] += half(u16[at + k])
-                    if row >= 0:
-                        for k in range(dim):
-                            sums[row, k] += half(u16[at + k])
+                row = a_row[q] if a_stamp[q] == b else np.int32(0)
+                if counts[row] == 0:
+                    newest[row] = ts
+                counts[row] += 1
+                to = np.int64(row) * dim
+                _add(sums[to : to + dim], values[x * dim : (x + 1) * dim])
         if total > 0:
-            for k in range(dim):
-                aggregate[b, k] /= np.float32(total)
             aggregate_count[b] = total
-            aggregate_ts[b] = total_ts
             for r in range(rows):
                 if counts[r] > 0:
+                    mean = sums[r * dim : (r + 1) * dim]
+                    _add(aggregate[b], mean)
                     for k in range(dim):
-                        sums[r, k] /= np.float32(counts[r])
+                        mean[k] /= np.float32(counts[r])
+            for k in range(dim):
+                aggregate[b, k] /= np.float32(total)
 
         for j in range(n_ads):
             y = lo + j
@@ -407,39 +461,36 @@ def lookup(
             if counts[row] > 0:
                 topic_count[y] = counts[row]
                 topic_ts[y] = newest[row]
-                for k in range(dim):
-                    topic_mean[y, k] = sums[row, k]
+                topic_mean[y] = sums[row * dim : row * dim + dim]
             item = items[y]
             q = np.int64(((item * _GOLDEN) >> _U32) & t_mask)
             while t_stamp[q] == b and t_item[q] != item:
                 q = np.int64(np.uint64(q + 1) & t_mask)
             if t_stamp[q] != b:
                 continue
-            v = (t_chunk[q] >> 3) + LINK_WORDS
+            v = ptrs[t_chunk[q]]
             ts = np.int64(buf[v + 2])
             if alive_at - ttl >= ts:
                 continue
             ts_out[y] = ts
             pair_fingerprint[y] = buf[v + 4]
             n = np.int64(buf[v + 5] & _M32)
-            x = t_index[q]
-            if (buf[v] >> np.uint64(40)) & np.uint64(1):
-                scale = f32[2 * (v + 7 + n) + n + x]
-                at = 8 * (v + 7 + n) + 8 * n + x * dim
-                for k in range(dim):
-                    vectors[y, k] = np.float32(i8[at + k]) * scale
+            x = np.int64(t_index[q])
+            topics_at = 2 * (v + 7 + n)
+            if _is_int8(buf, v):
+                at = 4 * (topics_at + 2 * n) + x * dim
+                _scale(i8[at : at + dim], f32[topics_at + n + x], vectors[y])
             else:
-                at = 4 * (v + 7 + n) + 2 * n + x * dim
-                for k in range(dim):
-                    vectors[y, k] = half(u16[at + k])
+                at = 2 * (topics_at + n) + x * dim
+                _decode(u16[at : at + dim], vectors[y])
 
 
 @kernel
-def scan(chunks, starts, sizes, max_ts, users, ts, pairs, kept, fine):
+def scan(chunks, starts, sizes, max_ts, users, ts, pairs, fine):
     """Reads the headers of padded records (record r at byte starts[r] of `chunks`) and checks them.
 
-    Fills users, ts, pairs, kept (bytes without the event id) and fine: whether the record is certainly a good chunk.
-    The others need a closer look (`state.chunk.decode_chunk`), which says what is wrong, if anything.
+    Fills users, ts, pairs and fine: whether the record is certainly a good chunk. The others need a closer look
+    (`state.chunk.decode_chunk`), which says what is wrong, if anything.
     """
     u8 = chunks.view(np.uint8)
     u16 = chunks.view(np.uint16)
@@ -484,5 +535,4 @@ def scan(chunks, starts, sizes, max_ts, users, ts, pairs, kept, fine):
         for x in range(k):
             ok &= u8[base + body + 2 * s + 2 * p + x] < np.uint8(0x80)
         pairs[r] = n
-        kept[r] = sizes[r] - k
         fine[r] = ok

@@ -11,10 +11,10 @@ import numpy as np
 from rocksdict import Checkpoint, Rdict, RdictIter, WriteBatch
 
 from state import database, kernels, metadata, segments
-from state.answers import empty_lookup
+from state.answers import unfilled_lookup
 from state.api import I64, U32, U64, ApplyResult, ChangelogRecord, Lookup, StoreDims, StoreSettings
-from state.cache import Arena, UserCache, arena_of
-from state.chunk import KEY, USER, kept_bytes, parse_batch
+from state.cache import Arena, Loaded, UserCache, arena_of
+from state.chunk import KEY, USER, parse_batch
 from topics.errors import SettingsError, StoreError, StoreFull
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class RocksStore:
             for name in touched:
                 self._iterators.pop(name, None)
             if len(batch.records):
-                self._cache.append(batch.users, batch.offsets, batch.starts, batch.kept, batch.words, known_below)
+                self._cache.append(batch.users, batch.offsets, batch.starts, batch.words, known_below)
             pairs = int(batch.pairs.sum())
             for key, count in (("applied", len(batch.records)), ("pairs", pairs), ("expired", expired),
                                ("rejected", len(batch.rejected))):  # fmt: skip
@@ -125,13 +125,15 @@ class RocksStore:
             users, items = np.ascontiguousarray(users, np.uint64), np.ascontiguousarray(items, np.uint64)
             splits, now = np.ascontiguousarray(splits, np.int64), np.ascontiguousarray(now_ms, np.int64)
             topics = np.ascontiguousarray(topics, np.uint32)
-            out = empty_lookup(len(users), len(items), dims)
+            out = unfilled_lookup(len(users), len(items), dims)
             missing = np.empty(len(users), np.int64)
             start, emptied = 0, False
             while start < len(users):
                 end = self._load(users, start, missing)
                 if end == start and emptied:  # this user alone is larger than the cache
-                    arena = arena_of(int(users[start]), self._read_user(int(users[start])))
+                    loaded = Loaded()
+                    self._read_user(int(users[start]), loaded)
+                    arena = arena_of(loaded)
                     end = start + 1
                 else:
                     arena = self._cache.young
@@ -145,22 +147,22 @@ class RocksStore:
     def _load(self, users: U64, start: int, missing: I64) -> int:
         """Brings users[start:end] into the young arena and returns end: the first one without room, or all."""
         n, end = self._cache.ensure(users, start, missing)
-        done = set()
+        wanted: dict[int, int] = {}
         for b in missing[:n].tolist():
-            if b >= end:
-                break
-            user = int(users[b])
-            if user not in done:
-                done.add(user)
-                if not self._cache.add(user, self._read_user(user)):
-                    return b
-        self._cache.hits += end - start - len(done)
-        self._cache.misses += len(done)
+            wanted.setdefault(int(users[b]), b)
+        if wanted:
+            loaded = Loaded()
+            for user in wanted:
+                self._read_user(user, loaded)
+            taken = self._cache.young.admit(loaded)
+            if taken < len(wanted):
+                end = wanted[loaded.users[taken]]
+        self._cache.hits += end - start - len(wanted)
+        self._cache.misses += len(wanted)
         return end
 
-    def _read_user(self, user: int) -> list[tuple[int, bytes, int]]:
+    def _read_user(self, user: int, into: Loaded) -> None:
         """The user's chunks that are not yet dead, oldest segment first."""
-        chunks = []
         prefix = USER.pack(user)
         dead = self._cache.dead_ts
         for name, family in self._families.items():
@@ -171,14 +173,13 @@ class RocksStore:
             while it.valid():
                 _, ts, offset = KEY.unpack(it.key())
                 if ts > dead:
-                    value = it.value()
-                    chunks.append((offset, value, kept_bytes(value)))
+                    into.chunk(offset, it.value())
                 it.next()
             try:
                 it.status()  # valid() is false after an error too
             except Exception as e:
                 raise self._error(e) from None
-        return chunks
+        into.end_user(user)
 
     def _answer(
         self, arena: Arena, first: int, last: int, users: U64, splits: I64, items: U64, topics: U32, now: I64,
