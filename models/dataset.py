@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -44,8 +45,11 @@ class Dataset:
     """impressions left out because the log says nothing of what came of them"""
 
 
-def load(path: Path | str, spec: FeatureSpec | None = None, history_length: int = 20) -> Dataset:
-    """Reads a log of `topics.readers` whole. Without a `spec` one is inferred from its first events.
+def load(
+    path: Path | str, spec: FeatureSpec | None = None, history_length: int = 20, topic: str | None = None
+) -> Dataset:
+    """Reads a log of `topics.readers` whole. Without a `spec` one is inferred from its first events; `topic` names
+    another item category as the topic.
 
     All items are taken into the catalogue before impressions are encoded, as the roles do at start. Raises
     `ContractError` when the log has no impression with feedback.
@@ -55,6 +59,8 @@ def load(path: Path | str, spec: FeatureSpec | None = None, history_length: int 
     events = list(open_log(path))
     if spec is None:
         spec = infer_spec(events, history_length)
+    if topic is not None:
+        spec = msgspec.structs.replace(spec, topic=topic)
     return build(events, spec, _digest(Path(path)))
 
 

@@ -12,22 +12,23 @@ import torch
 from torch import Tensor, nn
 
 from models.api import FeatureSpec, PairBatch
-from models.bundle import Input
+from models.bundle import MAX_BUCKETS, Input
 from models.inputs import BUCKETED, PER_ITEM, PER_PAIR, PLUS, BatchInputs
 from models.probe import ROWS, probe_batch
 from topics.errors import BundleError
 
 OPSET = 18
 FM_PAIR = (
-    "row", "item_bucket", "item_code", "item_features", "counters", "request_features", "clock", "history_code",
-    "history_features", "history_age", "history_kind", "history_mask",
+    "row", "item_bucket", "item_id", "item_code", "item_features", "counters", "request_features",
+    "history_id", "history_code", "history_features", "history_age", "history_kind", "history_mask",
 )  # fmt: skip
 FM_USER = ("history_code", "history_features", "history_age", "history_kind", "history_mask")
 FM_ITEM = ("item_code", "item_features")
 VM = (
-    "row", "item_bucket", "item_features", "counters", "user_bucket", "request_features", "clock",
-    "history_features", "history_mask",
+    "row", "item_bucket", "item_features", "counters", "request_features", "history_features", "history_mask",
 )  # fmt: skip
+IDS = {"item_id": ("item_bucket", MAX_BUCKETS), "history_id": ("history_bucket", MAX_BUCKETS)}
+"""Inputs that are another source at a fixed number of buckets: so many that equal means the same item."""
 VM_PLUS = ("base_logit", "slots", "counters", "item_features")
 
 
@@ -44,7 +45,14 @@ def tensors(
     inputs = BatchInputs(batch, spec, topic_column)
     for key, values in (extra or {}).items():
         inputs.put(key, values)
-    return [torch.from_numpy(inputs.get(s, buckets.get(s, 0) if s in BUCKETED else 0)).to(device) for s in sources]
+    given = [_input(s, buckets) for s in sources]
+    return [torch.from_numpy(inputs.get(i.source, i.buckets)).to(device) for i in given]
+
+
+def _input(name: str, buckets: Mapping[str, int]) -> Input:
+    if name in IDS:
+        return Input(*IDS[name])
+    return Input(name, max(buckets[name], 1) if name in BUCKETED else 0)
 
 
 def export(
@@ -70,7 +78,7 @@ def export(
         return tensors(batch, spec, topic_column, sources, buckets, extra)
 
     per_pair = PER_PAIR | PER_ITEM | PLUS
-    axes = {s: {0: "pairs" if s in per_pair else "requests"} for s in sources}
+    axes = {s: {0: "pairs" if _input(s, buckets).source in per_pair else "requests"} for s in sources}
     axes |= {o: {0: "requests" if o in ("profile", "state") else "pairs"} for o in outputs}
     buffer = io.BytesIO()
     with warnings.catch_warnings(), torch.no_grad():
@@ -96,7 +104,7 @@ def export(
             error = float(np.abs(got - want.numpy()).max(initial=0.0))
             if error > tolerance * (1 + float(want.abs().max())):
                 raise BundleError(f"export of {key} at {n} rows is off torch's numbers by {error:g}")
-    inputs = {s: Input(s, buckets.get(s, 0) if s in BUCKETED else 0) for s in sources if s in used}
+    inputs = {s: _input(s, buckets) for s in sources if s in used}
     return data, inputs
 
 

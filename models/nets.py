@@ -30,6 +30,8 @@ class FmSize:
     kernels: int
     category_buckets: int
     item_buckets: int
+    """of learned item embeddings; 0 for none: where items are many and rows few they overfit, and the fixed codes of
+    the ids tell items apart"""
     code_buckets: int = 1024
     """category values told apart by the state"""
     embedding: int = 16
@@ -43,7 +45,6 @@ class VmSize:
     hidden: tuple[int, ...]
     category_buckets: int
     item_buckets: int
-    user_buckets: int
     strong: bool
     """sees the hand counters (matches of the ad with the request's own history)"""
     profile: int = 16
@@ -136,20 +137,19 @@ class PairFm(nn.Module):
         self.size = size
         self.item = Columns(spec, "item", size.category_buckets, 8)
         self.request = Columns(spec, "request", size.category_buckets, 4)
-        self.identity = nn.Embedding(size.item_buckets + 1, 8)
-        nn.init.zeros_(self.identity.weight)
+        if size.item_buckets:
+            self.identity = nn.Embedding(size.item_buckets + 1, 8)
+            nn.init.zeros_(self.identity.weight)
         self.tower = nn.Sequential(nn.Linear(self.item.width + 64, 2 * d), nn.ReLU(), nn.Linear(2 * d, d))
         self.basis = EventBasis(spec.history_length)
         events = RECENT + KINDS
         self.event = nn.Linear(events, d)
-        self.bias = nn.Linear(events, 1)
-        self.decay = nn.Linear(events, size.kernels)
+        self.weigh = nn.Linear(events, 1 + size.kernels)
         self.queries = nn.Linear(d, d)
-        self.keys = nn.Linear(d, d)
-        self.values = nn.Linear(d, d)
+        self.keys_values = nn.Linear(d, 2 * d)
         self.matches = 1 + len(self.item.categories)
         cross = size.kernels * self.matches
-        width = 3 * d + cross + len(COUNTERS) + self.request.width + 2 + 8
+        width = 3 * d + cross + len(COUNTERS) + self.request.width + (8 if size.item_buckets else 0)
         layers: list[nn.Module] = []
         for _ in range(size.layers):
             layers += [nn.Linear(width, size.hidden), nn.ReLU()]
@@ -160,29 +160,35 @@ class PairFm(nn.Module):
         self.register_buffer("centre", torch.zeros(width))
 
     def hidden(
-        self, row: Tensor, item_bucket: Tensor, item_code: Tensor, item_features: Tensor, counters: Tensor,
-        request_features: Tensor, clock: Tensor, history_code: Tensor, history_features: Tensor, history_age: Tensor,
-        history_kind: Tensor, history_mask: Tensor,
+        self, row: Tensor, item_bucket: Tensor, item_id: Tensor, item_code: Tensor, item_features: Tensor,
+        counters: Tensor, request_features: Tensor, history_id: Tensor, history_code: Tensor,
+        history_features: Tensor, history_age: Tensor, history_kind: Tensor, history_mask: Tensor,
     ) -> Tensor:  # fmt: skip
+        d = self.size.width
         query = self.tower(torch.cat([self.item(item_features), item_code], -1))
         past = self.tower(torch.cat([self.item(history_features), history_code], -1))
         events = self.basis(history_age, history_kind, history_mask)
         past = past + self.event(events)
-        keys, values = self.keys(past), self.values(past)
-        bias = self.bias(events).squeeze(-1) - 30.0 * (1 - history_mask)
-        weights = softplus(self.decay(events)) * history_mask.unsqueeze(-1)
-        asked = self.queries(query) * (keys.shape[-1] ** -0.5)
-        scores = torch.bmm(keys[row], asked.unsqueeze(-1)).squeeze(-1) + bias[row]
-        attention = torch.softmax(scores, -1) * history_mask[row]
-        pooled = torch.bmm(attention.unsqueeze(1), values[row]).squeeze(1)
-        same = [torch.bmm(history_code[row], item_code.unsqueeze(-1)).squeeze(-1) > 0.99]
+        mask = history_mask.unsqueeze(-1)
+        weighed = self.weigh(events)
+        bias, decay = weighed[..., :1] - 30.0 * (1 - mask), softplus(weighed[..., 1:]) * mask
+        # What belongs to the request is computed once and spread over its pairs in one gather.
+        spread = torch.cat([self.keys_values(past), bias, decay, mask], -1).index_select(0, row)
+        keys, values, bias = spread[..., :d], spread[..., d : 2 * d], spread[..., 2 * d]
+        decay, present = spread[..., 2 * d + 1 : -1], spread[..., -1]
+        asked = self.queries(query) * (d**-0.5)
+        scores = (keys * asked.unsqueeze(1)).sum(-1) + bias
+        attention = torch.softmax(scores, -1) * present
+        pooled = (values * attention.unsqueeze(-1)).sum(1)
+        same = [history_id.index_select(0, row) == item_id.unsqueeze(-1)]
         for j in self.item.categories:
             mine = item_features[:, j].unsqueeze(-1)
-            same.append((history_features[..., j][row] == mine) & (mine > 0))
-        matched = torch.stack(same, 1).float()
-        cross = torch.log1p(torch.bmm(matched, weights[row])).flatten(1)
-        wide = [query, pooled, query * pooled, cross, counters, self.identity(item_bucket)]
-        wide += [self.request(request_features)[row], clock[row]]
+            same.append((history_features[..., j].index_select(0, row) == mine) & (mine > 0))
+        cross = torch.log1p(torch.cat([(decay * m.unsqueeze(-1)).sum(1) for m in same], -1))
+        wide = [query, pooled, query * pooled, cross, counters]
+        if self.size.item_buckets:
+            wide.append(self.identity(item_bucket))
+        wide.append(self.request(request_features).index_select(0, row))
         return self.body(torch.cat(wide, -1))
 
     def logit(self, hidden: Tensor) -> Tensor:
@@ -252,7 +258,7 @@ class StateFm(nn.Module):
     def dots(self, state: Tensor, vector: Tensor, row: Tensor) -> Tensor:
         """What `Runtime.dots` computes."""
         heads, wide = self.size.heads, self.size.heads * 64
-        mine = state[row]
+        mine = state.index_select(0, row)
         repeats = (mine[:, :wide].unflatten(-1, (heads, 64)) * vector[:, :64].unsqueeze(1)).sum(-1)
         towers = (mine[:, wide:] * vector[:, 64:]).unflatten(-1, (self.size.towers, self.size.tower_dim)).sum(-1)
         return torch.cat([torch.sign(repeats) * torch.log1p(repeats.abs()), towers], -1)
@@ -282,12 +288,10 @@ class Vm(nn.Module):
         self.item = Columns(spec, "item", size.category_buckets, 8)
         self.request = Columns(spec, "request", size.category_buckets, 4)
         self.item_id = nn.Embedding(size.item_buckets + 1, 8)
-        self.user_id = nn.Embedding(size.user_buckets + 1, 4)
-        for table in (self.item_id, self.user_id):
-            nn.init.zeros_(table.weight)
+        nn.init.zeros_(self.item_id.weight)
         counted = len(COUNTERS) if size.strong else 0
         self.pair = nn.Linear(self.item.width + 8 + counted, size.hidden[0])
-        self.user = nn.Linear(self.request.width + 4 + 2 + self.item.width, size.hidden[0], bias=False)
+        self.user = nn.Linear(self.request.width + self.item.width, size.hidden[0], bias=False)
         layers: list[nn.Module] = []
         for a, z in zip(size.hidden[:-1], size.hidden[1:], strict=True):
             layers += [nn.Linear(a, z), nn.ReLU()]
@@ -298,18 +302,16 @@ class Vm(nn.Module):
         self.profile = nn.Linear(self.item.width, size.profile)
 
     def trunk(
-        self, row: Tensor, item_bucket: Tensor, item_features: Tensor, counters: Tensor, user_bucket: Tensor,
-        request_features: Tensor, clock: Tensor, history_features: Tensor, history_mask: Tensor,
+        self, row: Tensor, item_bucket: Tensor, item_features: Tensor, counters: Tensor,
+        request_features: Tensor, history_features: Tensor, history_mask: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """([N, hidden], [B, profile])"""
         mask = history_mask.unsqueeze(-1)
         taste = (self.item(history_features) * mask).sum(1) / mask.sum(1).clamp_min(1)
-        user = self.user(
-            torch.cat([self.request(request_features), self.user_id(user_bucket), clock, taste.detach()], -1)
-        )
+        user = self.user(torch.cat([self.request(request_features), taste.detach()], -1))
         parts = [self.item(item_features), self.item_id(item_bucket)]
         parts.append(counters if self.size.strong else counters[:, :0])
-        hidden = relu(self.pair(torch.cat(parts, -1)) + user[row])
+        hidden = relu(self.pair(torch.cat(parts, -1)) + user.index_select(0, row))
         return self.body(hidden), self.profile(taste)
 
     def forward(self, *sources: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,16 +6,16 @@ from models.nets import FmSize, VmSize
 from topics.errors import SettingsError
 
 FM: dict[str, FmSize] = {
-    "tiny": FmSize(16, 32, 1, 4, 1024, 1 << 12, 512),
-    "small": FmSize(24, 64, 2, 4, 2048, 1 << 13, 1024),
+    "tiny": FmSize(16, 32, 1, 4, 1024, 0, 512),
+    "small": FmSize(24, 64, 2, 4, 2048, 0, 1024),
     "large": FmSize(128, 2048, 4, 8, 1 << 16, 1 << 18, 1 << 14),
     "xl": FmSize(384, 12288, 4, 16, 1 << 17, 1 << 20, 1 << 15),
 }
 """tiny for tests, small for the demo, large about 20 MFLOP a pair, xl about 500."""
 
 VM: dict[str, VmSize] = {
-    "weak": VmSize((64, 32), 1024, 1 << 12, 1 << 12, False),
-    "strong": VmSize((64, 32), 1024, 1 << 12, 1 << 12, True),
+    "weak": VmSize((64, 32), 1024, 1 << 12, False),
+    "strong": VmSize((64, 32), 1024, 1 << 12, True),
 }
 """strong sees the hand counters: matches of the ad with the request's own history."""
 

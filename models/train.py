@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 Report = Callable[[str, int, int], None]
 """(phase, done, of)"""
 
-BATCH_PAIRS = 4096
+BATCH_PAIRS = 1024
 SLOTS = ("direct", "topic", "state", "aggregate")
 MIN_DELAY_MS, MAX_DELAY_MS = 50.0, 300_000.0
 
@@ -46,7 +47,7 @@ class TrainSettings:
     preset: str = "small"
     vm: str = "strong"
     seed: int = 0
-    epochs: int = 2
+    epochs: int = 4
     """of the FM, at most: it stops when a later slice gets worse"""
     vm_epochs: int = 2
     device: str = "cpu"
@@ -56,7 +57,9 @@ class TrainSettings:
     soft_weight: float = 0.0
     """weight of the FM's soft labels in the base VM's loss (distillation)"""
     soft_temperature: float = 1.0
-    learning_rate: float = 2e-3
+    learning_rate: float = 3e-3
+    threads: int = 0
+    """of torch and ONNX Runtime; 0: half of the cores (more only helps on a machine that is otherwise idle)"""
     name: str = "solaris"
     version: str = "1"
 
@@ -102,6 +105,7 @@ class Trainer:
         self.vm_size: VmSize = vm_size(settings.vm)
         self.slots = SLOTS if self.topic_column >= 0 else tuple(s for s in SLOTS if s != "topic")
         self.report = report or (lambda phase, done, of: None)
+        torch.set_num_threads(settings.threads or max(1, (os.cpu_count() or 1) // 2))
         torch.manual_seed(settings.seed)
         self._rng = np.random.default_rng(settings.seed)
 
@@ -223,7 +227,7 @@ class Trainer:
 
     @property
     def vm_buckets(self) -> dict[str, int]:
-        return {"item_bucket": self.vm_size.item_buckets, "user_bucket": self.vm_size.user_buckets}
+        return {"item_bucket": self.vm_size.item_buckets}
 
     def graphs(
         self, pair: PairFm, state: StateFm, vm: Vm, plus: VmPlus | None = None
@@ -320,7 +324,7 @@ class Trainer:
             for batch, label, index in self._batches(part):
                 optimiser.zero_grad()
                 value = loss(batch, label, index)
-                value.backward()  # type: ignore[no-untyped-call]
+                value.backward()
                 nn.utils.clip_grad_norm_(wanted, 1.0)
                 optimiser.step()
                 if done < steps:
@@ -376,7 +380,7 @@ def train(
         del columns
         graphs, inputs = t.graphs(pair, state, vm, plus)
         full = t.runtime(graphs, inputs)
-        measured = test_metrics(t, full, store)
+        measured = measure(t, full, store)
     finally:
         store.close()
     training = {
@@ -389,7 +393,7 @@ def train(
     return bundle, measured
 
 
-def test_metrics(t: Trainer, runtime: OnnxRuntime, store: ServedStore, delay_ms: int = 1000) -> dict[str, Any]:
+def measure(t: Trainer, runtime: OnnxRuntime, store: ServedStore, delay_ms: int = 1000) -> dict[str, Any]:
     """VM, FM and VM with slots (fresh, and as served with `delay_ms`) on the test part."""
     part = t.parts.test
     label, splits = t.labels(part), t.splits(part)
