@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from streams import config_cli, run_cli
-from topics import consume_cli, simulate_cli, topics_cli
+from topics import consume_cli, log_cli, replay_cli, simulate_cli, topics_cli
 from topics.errors import SolarisError
 
 app = typer.Typer(
@@ -38,6 +38,8 @@ for _command in (run_cli.run, run_cli.verifier, run_cli.embedder, run_cli.ranker
     app.command()(_command)
 app.command()(config_cli.config)
 app.command()(simulate_cli.simulate)
+app.command()(replay_cli.replay)
+app.add_typer(log_cli.app, name="log")
 app.add_typer(topics_cli.app, name="topics")
 app.command()(consume_cli.tail)
 app.add_typer(consume_cli.dlq_app, name="dlq")

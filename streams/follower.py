@@ -48,6 +48,8 @@ class Follower:
             # An offset that the log no longer has is for the store to decide about, never silently skipped.
             auto_offset_reset="error",
         )
+        # The client serialises calls on one consumer, and `_consumer` is always in a poll: questions go to another.
+        self._asker = consumer(kafka, f"{kafka.prefix}{name}-follower-{uuid.uuid4().hex[:8]}")
         self._hand_over = hand_over
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._generations: dict[tuple[str, int], int] = {}
@@ -78,14 +80,14 @@ class Follower:
 
     def partitions(self, topic: str, timeout_s: float = 10.0) -> int:
         """Number of partitions of a topic, from the broker."""
-        meta = self._consumer.list_topics(topic, timeout=timeout_s).topics[topic]
+        meta = self._asker.list_topics(topic, timeout=timeout_s).topics[topic]
         if meta.error is not None:
             raise KafkaException(meta.error)
         return len(meta.partitions)
 
     def bounds(self, topic: str, partition: int, timeout_s: float = 10.0) -> tuple[int, int]:
         """(first offset, end offset of committed records) of a partition, from the broker."""
-        low, high = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=timeout_s)
+        low, high = self._asker.get_watermark_offsets(TopicPartition(topic, partition), timeout=timeout_s)
         return low, high
 
     def stop(self, timeout_s: float) -> None:
@@ -95,6 +97,7 @@ class Follower:
         if not self._thread.is_alive():
             with contextlib.suppress(KafkaException, RuntimeError):
                 self._consumer.close()
+                self._asker.close()
 
     def _run(self) -> None:
         try:

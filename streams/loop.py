@@ -92,7 +92,10 @@ class Loop:
         self._consumer: Consumer = self._make_consumer()
         self._follower = Follower(settings.kafka, step.role, self._mail.put)
         self._worker = threading.Thread(target=self._work, name=f"{step.role}-worker", daemon=True)
-        self._committer = Committer(step, settings, self._consumer, instance, self.counters, self._interrupted)
+        self._group_metadata: Any = None
+        self._metadata_fresh = threading.Event()
+        self._to_commit: SimpleQueue[list[TopicPartition]] = SimpleQueue()
+        self._committer = Committer(step, settings, self, instance, self.counters, self._interrupted)
 
     # -- state seen from outside -------------------------------------------------------------------------------------
 
@@ -110,6 +113,20 @@ class Loop:
 
     def totals(self) -> dict[str, int]:
         return {**self.step.totals(), **{f"loop_{k}": v for k, v in self.counters.items()}}
+
+    # -- the worker's view of the group (`transactions.Membership`) ----------------------------------------------------
+    # The client serialises calls on one consumer and the poller is always in one: what the worker needs goes through it.
+
+    def group_metadata(self, refresh: bool) -> Any:
+        if refresh:
+            self._metadata_fresh.clear()
+        while not self._metadata_fresh.wait(0.2):
+            if self._stop.is_set() and not self._leaving:
+                raise BrokerError(f"{self.step.role}: stopped before the batch was committed")
+        return self._group_metadata
+
+    def commit_soon(self, positions: list[TopicPartition]) -> None:
+        self._to_commit.put(positions)
 
     # -- poller ------------------------------------------------------------------------------------------------------
 
@@ -133,6 +150,7 @@ class Loop:
 
     def _poll(self) -> None:
         self._resume_restored()
+        self._serve_worker()
         first = self._consumer.poll(POLL_S)
         if self._follower.error is not None:
             self._stop.set()
@@ -148,6 +166,19 @@ class Loop:
             self._waiting += len(records)
         self._mail.put(_Polled(records, dict(self._owned)))
         self._hold_back()
+
+    def _serve_worker(self, synchronous: bool = False) -> None:
+        if not self._metadata_fresh.is_set():
+            self._group_metadata = self._consumer.consumer_group_metadata()
+            self._metadata_fresh.set()
+        newest: dict[int, TopicPartition] = {}
+        while True:
+            try:
+                newest.update((tp.partition, tp) for tp in self._to_commit.get_nowait())
+            except Empty:
+                break
+        if newest:
+            self._consumer.commit(offsets=list(newest.values()), asynchronous=not synchronous)
 
     def _record(self, m: Message, now_ms: int) -> Record:
         attempt = 0
@@ -210,6 +241,7 @@ class Loop:
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._joined = True
+        self._metadata_fresh.clear()
         if not partitions:
             return
         failpoints.hit("in_assign")
@@ -262,8 +294,12 @@ class Loop:
         self._mail.put(_Closed(numbers, done))
         finished = False
         while not finished and self._worker.is_alive() and not deadline.over:
-            finished = done.wait(deadline.left(0.1))
+            finished = done.wait(deadline.left(0.02))
+            self._serve_worker()
         finished = finished or not self._worker.is_alive()
+        if why == "revoked":
+            with contextlib.suppress(KafkaException):  # at worst these records are done again, as at_least_once says
+                self._serve_worker(synchronous=True)
         for p in numbers:
             self._owned.pop(p, None)
             self._ready.discard(p)

@@ -10,9 +10,9 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from streams import failpoints
 from streams.deadline import Deadline
@@ -38,18 +38,30 @@ class Dropped(Exception):
         self.records = records
 
 
+class Membership(Protocol):
+    """The loop's place in its consumer group, as the worker may see it."""
+
+    def group_metadata(self, refresh: bool) -> Any:
+        """For `send_offsets_to_transaction`; `refresh` asks for what the group is now."""
+        ...
+
+    def commit_soon(self, positions: list[TopicPartition]) -> None:
+        """Commits outside a transaction, in order and before a revoke ends."""
+        ...
+
+
 class Committer:
     def __init__(
         self,
         step: Step,
         settings: Settings,
-        group: Consumer,
+        membership: Membership,
         instance: str,
         counters: Counter[str],
         interrupted: Callable[[], bool],
     ) -> None:
         self._step, self._kafka, self._loop = step, settings.kafka, settings.loop
-        self._group, self._counters, self._interrupted = group, counters, interrupted
+        self._membership, self._counters, self._interrupted = membership, counters, interrupted
         self._exactly_once = settings.loop.guarantee == "exactly_once"
         self._producer: Producer | None = None
         self._id = f"{settings.kafka.prefix}{step.role}-{instance}" if self._exactly_once else None
@@ -82,7 +94,7 @@ class Committer:
             if not mine:
                 raise Dropped(len(records))
             try:
-                done = self._attempt(records, result, dead, mine, owned)
+                done = self._attempt(records, result, dead, mine, owned, attempt > 0)
             except KafkaException as e:
                 self._after_error(e.args[0], attempt)
                 attempt += 1
@@ -102,6 +114,7 @@ class Committer:
         dead: list[Dead],
         mine: set[int],
         owned: Callable[[int], bool],
+        refresh: bool,
     ) -> tuple[list[Output], list[int]] | None:
         """One transaction. None: a record was refused for its size and has joined `dead`; try again."""
         made = self._made
@@ -145,13 +158,15 @@ class Committer:
             return None
         if failed:
             raise KafkaException(failed[0])
-        self._commit_offsets(records, mine, owned)
+        self._commit_offsets(records, mine, owned, refresh)
         return stored, [p for p in places if p is not None]
 
-    def _commit_offsets(self, records: Sequence[Record], mine: set[int], owned: Callable[[int], bool]) -> None:
+    def _commit_offsets(
+        self, records: Sequence[Record], mine: set[int], owned: Callable[[int], bool], refresh: bool
+    ) -> None:
         # The group's metadata first, then the check: if an assignment ends after the check, the metadata is of an older
         # generation of the group and the broker refuses the offsets.
-        group = self._group.consumer_group_metadata() if self._exactly_once else None
+        group = self._membership.group_metadata(refresh) if self._exactly_once else None
         if not all(map(owned, mine)):
             raise KafkaException(KafkaError(KafkaError._ASSIGNMENT_LOST, "a partition was taken during the batch"))
         ends: dict[int, int] = {}
@@ -160,7 +175,7 @@ class Committer:
                 ends[r.partition] = max(ends.get(r.partition, -1), r.offset + 1)
         positions = [TopicPartition(self._input, p, end, self._step.metadata(p)) for p, end in ends.items()]
         if not self._exactly_once:
-            self._group.commit(offsets=positions, asynchronous=False)
+            self._membership.commit_soon(positions)
             return
         made = self._made
         self._retry(lambda: made.send_offsets_to_transaction(positions, group, _CALL_S), "send_offsets")
