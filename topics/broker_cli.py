@@ -84,8 +84,7 @@ def up(
         began = stack.start_processors([*arguments, "--set", f"kafka.bootstrap={kafka.bootstrap}"]) or began
     if not began:
         _say("already up, nothing to do")
-    parts = stack.parts()
-    _summary(kafka, parts[1:] if own else parts, own)
+    _summary(kafka, stack.parts(), own)
 
 
 def down(
@@ -123,10 +122,8 @@ def status(folder: DirOption = Path(".run"), java: JavaOption = False, as_json: 
     from topics.brokers.local import LocalStack
 
     stack = LocalStack(folder)
-    if stack.exists or java or not compose.available():
-        parts = stack.parts() if stack.exists else [p for p in stack.parts() if p.name != "kafka" or p.running]
-    else:
-        parts = compose.ComposeStack().parts()
+    local = stack.exists or java or not compose.available()
+    parts = stack.parts() if local else compose.ComposeStack().parts()
     if as_json:
         print(json.dumps([asdict(part) for part in parts], indent=2, default=str))
     else:

@@ -69,13 +69,15 @@ class LocalStack:
         return True
 
     def parts(self) -> list[Part]:
+        """Kafka only where it was started here: the processors may run on somebody's own cluster."""
         kafka, run = self.kafka, self._processors
-        where = f"{kafka.bootstrap}, process {kafka.pid}, log {_short(kafka.data_dir / 'server.log')}"
+        out = []
+        if (kafka.data_dir / "node.json").exists():
+            where = f"{kafka.bootstrap}, process {kafka.pid}, log {_short(kafka.data_dir / 'server.log')}"
+            down = f"not running (data in {_short(kafka.data_dir)})"
+            out.append(Part("kafka", kafka.running, where if kafka.running else down))
         what = f"verifier, embedder, ranker; process {run.pid}, log {_short(run.out_file)}"
-        return [
-            Part("kafka", kafka.running, where if kafka.running else f"not running (data in {_short(kafka.data_dir)})"),
-            Part("processors", self.processors_run, what if self.processors_run else "not running"),
-        ]
+        return [*out, Part("processors", self.processors_run, what if self.processors_run else "not running")]
 
     def down(self, deadline_s: float) -> list[str]:
         """Processors first, so that they commit what they finish; then Kafka, in what is left of the deadline."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 
 from topics.errors import BrokerError
 from topics.kafka import KafkaSettings, admin, consumer, producer
@@ -24,6 +25,10 @@ def wait_ready(
     until = began + timeout_s
     name = f"{kafka.prefix}ready-{uuid.uuid4().hex[:12]}"
     last = "no answer yet"
+    reasons: list[str] = []
+    # The client's own errors ("transport failure") hide what this callback is told: authentication, certificates.
+    properties = {**kafka.properties, "error_cb": lambda error: reasons.append(str(error))}
+    kafka = replace(kafka, properties=properties)
     while time.monotonic() < until:
         if alive is not None and not alive():
             raise BrokerError(_message(f"the broker at {kafka.bootstrap} ended while starting", last, log_tail))
@@ -32,7 +37,7 @@ def wait_ready(
                 return time.monotonic() - began
             last = "a record was not read back in time"
         except Exception as e:  # whatever the client raises is the reason to show
-            last = str(e)
+            last = _best(reasons) or str(e)
             time.sleep(0.1)
     what = f"the broker at {kafka.bootstrap} was not ready in {timeout_s:g} s"
     raise BrokerError(_message(what, last, log_tail))
@@ -45,7 +50,10 @@ def _round_trip(kafka: KafkaSettings, name: str, timeout_s: float) -> bool:
     until = time.monotonic() + timeout_s
     control = admin(kafka)
     # A socket that is refused now may be open in a moment: ask cheaply before asking for anything that waits long.
-    control.list_topics(timeout=1.0)
+    try:
+        control.list_topics(timeout=1.0)
+    finally:
+        control.poll(0)
     future = control.create_topics(
         [NewTopic(name, num_partitions=1, replication_factor=kafka.replication)],
         operation_timeout=timeout_s,
@@ -74,6 +82,12 @@ def _round_trip(kafka: KafkaSettings, name: str, timeout_s: float) -> bool:
     finally:
         reader.close()
     return False
+
+
+def _best(reasons: list[str]) -> str:
+    """The newest error that is more than "no connection", else the newest."""
+    telling = [r for r in reasons if "_ALL_BROKERS_DOWN" not in r]
+    return (telling or reasons or [""])[-1]
 
 
 def _message(what: str, last: str, log_tail: Callable[[], str] | None) -> str:
