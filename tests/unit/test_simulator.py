@@ -215,7 +215,8 @@ def test_sessions_preset_has_prices_of_the_day_and_a_candidates_event_a_user_eve
     "change",
     [
         {"users": 0}, {"hours": -1.0}, {"hours": float("nan")}, {"late_share": 1.5}, {"seed": -1},
-        {"candidates": 5_000}, {"ads": 700, "live_items": 1_200}, {"nonsense": 1}, {"start_ms": 0}, {"hours": float("inf")}, {"users": 10.5}, {"w_match": "x"}, {"hours": 1e9},
+        {"candidates": 5_000}, {"ads": 700, "live_items": 1_200}, {"nonsense": 1}, {"start_ms": 0},
+        {"hours": float("inf")}, {"users": 10.5}, {"w_match": "x"}, {"hours": 1e9},
         {"ad_prices": 1},
     ],
 )  # fmt: skip

@@ -100,9 +100,9 @@ class SimulatorConfig:
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            value = getattr(self, f.name)
-            kinds = {"int": (int,), "bool": (bool,)}.get(str(f.type), (int, float))
-            if not isinstance(value, kinds) or (isinstance(value, bool) and f.type != "bool"):
+            value: Any = getattr(self, f.name)
+            allowed: dict[str, tuple[type, ...]] = {"int": (int,), "bool": (bool,), "float": (int, float)}
+            if type(value) not in allowed[str(f.type)]:
                 raise SettingsError(f"simulate.{f.name}", value, f"must be of type {f.type}")
             if not math.isfinite(value):
                 raise SettingsError(f"simulate.{f.name}", value, "must be finite")
