@@ -44,6 +44,8 @@ class Mismatch:
     found: str
 
     def __str__(self) -> str:
+        if self.what == "missing":
+            return f"{self.topic}: missing"
         return f"{self.topic}: {self.what} is {self.found}, the contract says {self.declared}"
 
 

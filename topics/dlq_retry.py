@@ -68,7 +68,7 @@ def retry(
         silent_since = time.monotonic()
         while ends:
             records: list[Message] = []
-            for message in source.consume(batch, timeout=1.0):
+            for message in source.consume(batch, timeout=0.2):
                 silent_since = time.monotonic()
                 if tail.at_end(message):
                     ends.pop(message.partition(), None)

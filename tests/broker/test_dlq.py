@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,6 +116,31 @@ def test_a_run_that_dies_before_its_commit_is_repeated_whole(
         retry(ready, batch=20)
     monkeypatch.undo()
     assert len(read(ready, "impressions")) < 60
+    retry(ready, batch=20)
+    assert sorted(r.value or b"" for r in read(ready, "impressions")) == sorted(b"%d" % n for n in range(60))
+
+
+def test_a_run_killed_in_its_transaction_is_fenced_and_repeated(ready: KafkaSettings, tmp_path: Path) -> None:
+    reject(ready, [b"%d" % n for n in range(60)])
+    code = f"""
+import os, signal
+from topics import dlq_retry
+from topics.kafka import KafkaSettings
+real, calls = dlq_retry._step, []
+def step(out, *args):
+    counts = real(out, *args)
+    calls.append(1)
+    if len(calls) == 2:
+        out.flush(10)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return counts
+dlq_retry._step = step
+dlq_retry.retry(KafkaSettings({ready.bootstrap!r}, {ready.prefix!r}, properties={dict(ready.properties)!r}), batch=20)
+"""
+    root = str(Path(__file__).parents[2])
+    env = os.environ | {"PYTHONPATH": root}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
     retry(ready, batch=20)
     assert sorted(r.value or b"" for r in read(ready, "impressions")) == sorted(b"%d" % n for n in range(60))
 

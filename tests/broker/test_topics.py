@@ -54,7 +54,6 @@ def test_partition_counts_that_do_not_line_up_are_refused_with_both_named(kafka:
     admin.require(kafka, ["items", "impressions"])  # what a role does not use does not stop it
 
 
-@pytest.mark.java
 def test_settings_that_differ_are_named_and_changed_only_on_demand(kafka: KafkaSettings) -> None:
     client = clients.admin(kafka)
     wrong = {"retention.ms": "1000", "message.timestamp.type": "CreateTime", "max.message.bytes": "1000"}
@@ -77,7 +76,6 @@ def test_settings_that_differ_are_named_and_changed_only_on_demand(kafka: KafkaS
     assert admin.alter(kafka) == []
 
 
-@pytest.mark.java
 def test_keeping_more_than_declared_is_no_mismatch(kafka: KafkaSettings) -> None:
     longer = {"retention.ms": "-1", "message.timestamp.type": "LogAppendTime", "max.message.bytes": str(16 << 20)}
     client = clients.admin(kafka)  # a name of its own: the futures die with their client
@@ -86,7 +84,6 @@ def test_keeping_more_than_declared_is_no_mismatch(kafka: KafkaSettings) -> None
     assert admin.check(kafka, ["dlq"]) == []
 
 
-@pytest.mark.java
 def test_alter_adds_partitions_until_all_line_up(kafka: KafkaSettings) -> None:
     admin.create(kafka)
     more = kafka.partitions + 2
