@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from streams import config_cli, run_cli
-from topics import consume_cli, log_cli, replay_cli, simulate_cli, topics_cli
+from topics import broker_cli, consume_cli, log_cli, replay_cli, simulate_cli, topics_cli
 from topics.errors import SolarisError
 
 app = typer.Typer(
@@ -35,6 +35,8 @@ def _common(
 
 
 for _command in (run_cli.run, run_cli.verifier, run_cli.embedder, run_cli.ranker):
+    app.command()(_command)
+for _command in (broker_cli.up, broker_cli.down, broker_cli.status, broker_cli.broker):
     app.command()(_command)
 app.command()(config_cli.config)
 app.command()(simulate_cli.simulate)

@@ -1,0 +1,62 @@
+"""`solaris up`, `status`, `down` without Docker, as a person types them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from topics.brokers.local import LocalStack
+from topics.brokers.ports import free_port
+
+pytestmark = [pytest.mark.broker, pytest.mark.java]
+
+
+def solaris(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "streams.cli", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=180)
+
+
+def test_up_status_down_wipe(tmp_path: Path) -> None:
+    port = free_port()
+    try:
+        first = solaris("up", "--java", "--port", str(port), cwd=tmp_path)
+        assert first.returncode == 0, first.stderr
+        assert f"Kafka at 127.0.0.1:{port}" in first.stdout
+        assert f"solaris tail ranked-ads --set kafka.bootstrap=127.0.0.1:{port}" in first.stdout
+        stack = LocalStack(tmp_path / ".run")
+        kafka, processors = stack.kafka.pid, stack._processors.pid
+        assert kafka is not None
+        assert processors is not None
+        roles = psutil.Process(processors).children()
+
+        status = solaris("status", "--java", "--json", cwd=tmp_path)
+        assert status.returncode == 0
+        assert {row["name"]: row["running"] for row in json.loads(status.stdout)} == {"kafka": True, "processors": True}
+
+        second = solaris("up", "--java", cwd=tmp_path)
+        assert second.returncode == 0, second.stderr
+        assert "already up" in second.stderr
+        assert (stack.kafka.pid, stack._processors.pid) == (kafka, processors)
+
+        down = solaris("down", cwd=tmp_path)
+        assert down.returncode == 0, down.stderr
+        assert "processors, kafka" in down.stderr
+        assert not psutil.pid_exists(kafka)
+        assert not psutil.pid_exists(processors)
+        assert not any(role.is_running() for role in roles)
+        assert (tmp_path / ".run" / "kafka" / "log").is_dir(), "data is kept"
+        assert solaris("status", "--java", cwd=tmp_path).returncode == 1
+
+        again = solaris("up", "--java", "--broker-only", cwd=tmp_path)
+        assert again.returncode == 0, again.stderr
+        assert f"127.0.0.1:{port}" in again.stdout, "the port of the last time"
+        assert "topics created" not in again.stderr, "the topics are still there"
+    finally:
+        wiped = solaris("down", "--wipe", cwd=tmp_path)
+    assert wiped.returncode == 0, wiped.stderr
+    assert list((tmp_path / ".run").iterdir()) == []

@@ -1,0 +1,94 @@
+"""Files that other programs read: Compose, the pom, the Makefile."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from streams.settings import load
+from topics.brokers.compose import COMPOSE_FILE, ROLES
+from topics.brokers.jars import KAFKA_FILES, find_java, jar_dir
+from topics.errors import BrokerError
+
+ROOT = COMPOSE_FILE.parents[1]
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load(COMPOSE_FILE.read_text())
+    return document
+
+
+def test_compose_has_kafka_and_the_roles_each_with_a_health_check(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    assert set(services) == {"kafka", *ROLES}
+    assert all(service["healthcheck"]["test"] for service in services.values())
+
+
+def test_compose_publishes_on_loopback_only(compose: dict[str, Any]) -> None:
+    for service in compose["services"].values():
+        for port in service.get("ports", []):
+            assert port.startswith("127.0.0.1:")
+
+
+def test_compose_keeps_data_in_named_volumes(compose: dict[str, Any]) -> None:
+    for service in compose["services"].values():
+        for volume in service["volumes"]:
+            assert volume.split(":")[0] in compose["volumes"]
+
+
+def test_settings_in_compose_are_settings_there_are(compose: dict[str, Any]) -> None:
+    for role in ROLES:
+        settings = load(environment=compose["services"][role]["environment"])
+        assert settings.kafka.bootstrap == "kafka:19092"
+        assert settings.http.port == 8080
+
+
+def test_docker_and_java_run_the_same_kafka(compose: dict[str, Any]) -> None:
+    image = compose["services"]["kafka"]["image"]
+    found = re.search(r"kafka_2\.13</artifactId>\s*<version>([\d.]+)<", (KAFKA_FILES / "pom.xml").read_text())
+    assert found is not None
+    assert image == f"apache/kafka:{found.group(1)}"
+
+
+def test_what_the_image_copies_is_in_the_checkout() -> None:
+    for line in (ROOT / "docker" / "Dockerfile").read_text().splitlines():
+        if line.startswith("COPY ") and "--from" not in line:
+            for name in line.split()[1:-1]:
+                assert (ROOT / name).exists(), name
+
+
+def test_the_jar_folder_follows_the_pom_and_the_cache_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SOLARIS_CACHE", str(tmp_path))
+    assert jar_dir().parent == tmp_path
+    assert re.fullmatch(r"kafka-jars-[0-9a-f]{12}", jar_dir().name)
+
+
+@pytest.mark.parametrize("version", ["11.0.2", "1.8.0_292"])
+def test_an_old_java_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(BrokerError, match=f"Java 17 or newer is needed.*{version}"):
+        find_java()
+
+
+def test_make_help_lists_every_target() -> None:
+    shown = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for target in ("setup", "demo", "up", "down", "test", "lint", "help"):
+        assert f"make {target} " in shown
+
+
+def test_setup_names_the_remedy_when_there_is_no_fitting_python() -> None:
+    command = ["sh", str(ROOT / "docker" / "find-python.sh"), "/bin/false"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "no Python 3.11 or newer" in done.stderr
+    assert "make setup PYTHON=" in done.stderr
