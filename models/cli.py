@@ -15,7 +15,7 @@ def train(
     log: Annotated[Path, typer.Argument(help="Event log: JSON Lines, Parquet, MIND's behaviors.tsv, ...")],
     out: Annotated[Path, typer.Option(help="Bundle folder to write", show_default=False)],
     preset: Annotated[str, typer.Option(help="Size of the FM: tiny, small, large, xl")] = "small",
-    vm: Annotated[str, typer.Option(help="VM: weak, or strong (sees matches with the request's history)")] = "strong",
+    vm: Annotated[str, typer.Option(help="VM: weak, or strong (sees matches with the request's history)")] = "weak",
     topic: Annotated[
         str | None, typer.Option(help="Item category whose values are the topics", show_default="inferred")
     ] = None,

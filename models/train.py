@@ -45,7 +45,7 @@ MIN_DELAY_MS, MAX_DELAY_MS = 50.0, 300_000.0
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
     preset: str = "small"
-    vm: str = "strong"
+    vm: str = "weak"
     seed: int = 0
     epochs: int = 4
     """of the FM, at most: it stops when a later slice gets worse"""
