@@ -25,6 +25,7 @@ from topics.kafka import KafkaSettings
 
 CONFIG_VARIABLE = "SOLARIS_CONFIG"
 CONFIG_FILE = Path("solaris.toml")
+DEMO_BUNDLE = Path(__file__).parents[1] / "models" / "demo_bundle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Store(StoreSettings):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    bundle: Path = setting(Path("models/bundles/demo"), "folder of the model bundle")
+    bundle: Path = setting(DEMO_BUNDLE, "folder of the model bundle")
     device: Literal["cpu", "cuda"] = setting("cpu", "device the FM runs on; refused when it is not there")
     threads: int = setting(1, "threads of one inference session on a CPU", low=1, high=1024)
     reload_s: float = setting(5.0, "how often the bundle folder is looked at for a new version; 0: never", low=0)
@@ -82,7 +83,7 @@ class Loop:
     shutdown_deadline_s: float = setting(10.0, "one deadline for a revoke and for a shutdown", above=0)
     transaction_timeout_ms: int = setting(60_000, "the broker aborts a transaction left open this long", low=1_000)
     max_ahead_ms: int = setting(86_400_000, "an event this far ahead of the wall clock is rejected", low=0)
-    instance_id: str = setting("", "prefix of the static member ids; empty: dynamic membership")
+    instance_id: str = setting("", "prefix of the static member ids, unique per machine; empty: the host name")
 
 
 @dataclass(frozen=True, slots=True)

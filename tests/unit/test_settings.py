@@ -249,3 +249,12 @@ def test_plain_output_shows_every_key() -> None:
     with redirect_stdout(io.StringIO()) as out:
         config_cli.config(None, None)
     assert all(key in out.getvalue() for key in SPECS)
+
+
+def test_the_file_of_the_documentation_loads(toml) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text(encoding="utf-8")
+    s = load(toml(page.partition("```toml\n")[2].partition("```")[0]), environment={})
+    assert s.kafka.partitions == 16
+    assert s.kafka.properties["sasl.mechanism"] == "SCRAM-SHA-256"
+    assert s.kafka.properties["debug"] == "broker"
+    assert s.kafka.retention_ms["ranked-ads"] == 86_400_000
