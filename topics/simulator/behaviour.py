@@ -279,27 +279,31 @@ def count_shown(k: Any, me: Any, step: int) -> None:
 
 
 @inner
-def click_logit(k: Any, me: Any, ts: int, item: int, position: int, price: float) -> float:
-    """The truth. Non-linear: the match with the current interest multiplies with long-term affinity."""
+def mark_lately(k: Any, me: Any, ts: int, value: int) -> None:
+    """Sets `k.lately` of the items touched in the last half hour: 1 before its use, 0 after."""
+    for back in range(min(me.history_n, k.history.shape[1])):
+        h = history_at(k, me, back)
+        if ts - k.history[me.index, h].ts > TOUCH_MS:
+            break
+        k.lately[k.history[me.index, h].item] = value
+
+
+@inner
+def click_logit(k: Any, me: Any, item: int, position: int, price: float, trend: int) -> float:
+    """The truth. Non-linear: the match with the current interest multiplies with long-term affinity.
+
+    `k.times_shown` and `k.lately` hold what the user's newest impressions and touches say of the item."""
     affinity = relevance(k, me, item)
     sub, current = k.items[item].sub, me.current
     z = k.p.base + k.p.w_quality * k.items[item].quality + k.p.w_affinity * affinity
     if sub == current:
         z += k.p.w_match + k.p.w_product * np.tanh(affinity)
-    elif sub // k.p.subtopics == current // k.p.subtopics:
+    elif k.topic[sub] == k.topic[current]:
         z += k.p.w_topic
-    if sub == trend_of(k, me, ts):
+    if sub == trend:
         z += k.p.w_trend
     z -= k.p.w_price * abs(price - me.current_level)
-    held = min(me.history_n, k.history.shape[1])
-    for back in range(held):
-        h = history_at(k, me, back)
-        if ts - k.history[me.index, h].ts > TOUCH_MS:
-            break
-        if k.history[me.index, h].item == item:
-            z += k.p.w_touch
-            break
-    # how often the user's newest impressions held it (`count_shown`), and where it stands
+    z += k.p.w_touch * k.lately[item]
     z -= k.p.w_fatigue * k.log1p[k.times_shown[item]]
     z -= k.p.w_position * k.log1p[position]
     if me.device == 1:

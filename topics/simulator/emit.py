@@ -14,10 +14,12 @@ from topics.simulator.behaviour import (
     fill_ads,
     fill_candidates,
     history_at,
+    mark_lately,
     noise,
     normal,
     order_ads,
     rand,
+    trend_of,
 )
 from topics.simulator.config import HOUR_MS
 from topics.simulator.jit import inner
@@ -170,6 +172,8 @@ def emit_impression(k: Any, me: Any, ts: int) -> int:
     n_converted = 0
     me.pending_n = 0
     count_shown(k, me, 1)
+    mark_lately(k, me, ts, 1)
+    trend = trend_of(k, me, ts)
     for i in range(n):
         item = k.ids[i]
         level = k.items[item].price_level
@@ -177,7 +181,7 @@ def emit_impression(k: Any, me: Any, ts: int) -> int:
             level += TODAY_SD / PRICE_SD * normal(me)
             price[i] = PRICE_SCALE * np.exp(PRICE_SD * level)
         bid[i] = 0.05 + 0.6 * np.exp(0.4 * k.items[item].price_level + 0.35 * noise(me))
-        prob[i] = 1.0 / (1.0 + np.exp(-click_logit(k, me, ts, item, i, level)))
+        prob[i] = 1.0 / (1.0 + np.exp(-click_logit(k, me, item, i, level, trend)))
         if rand(me) < prob[i]:
             clicked[n_clicked] = item
             n_clicked += 1
@@ -189,6 +193,7 @@ def emit_impression(k: Any, me: Any, ts: int) -> int:
                 converted[n_converted] = item
                 n_converted += 1
     count_shown(k, me, -1)
+    mark_lately(k, me, ts, 0)
     for i in range(n):
         me.shown[me.shown_n % SHOWN] = k.ids[i]
         me.shown_n += 1

@@ -51,6 +51,10 @@ class State(NamedTuple):
     """int64[1]"""
     times_shown: Any
     """int32[M] scratch: times in the newest impressions of the user at hand"""
+    lately: Any
+    """int8[M] scratch: touched in the last half hour by the user at hand"""
+    topic: Any
+    """int32[sub-topics]"""
     log1p: Any
     """float64[...] log(1 + i), for positions and counts"""
     ids: Any

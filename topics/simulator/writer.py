@@ -148,6 +148,8 @@ def _state(c: SimulatorConfig, world: World, users: Array, begin: int, record_by
         stamp=np.full(len(world.items), -1, np.int64),
         stamp_now=np.zeros(1, np.int64),
         times_shown=np.zeros(len(world.items), np.int32),
+        lately=np.zeros(len(world.items), np.int8),
+        topic=np.repeat(np.arange(c.topics, dtype=np.int32), c.subtopics),
         log1p=np.log1p(np.arange(max(c.ads, SHOWN) + 1.0)),
         ids=np.zeros(widest, np.int32),
         scores=np.zeros(widest, np.float64),
