@@ -36,8 +36,10 @@ def _common(
 
 for _command in (run_cli.run, run_cli.verifier, run_cli.embedder, run_cli.ranker):
     app.command()(_command)
-for _command in (broker_cli.up, broker_cli.down, broker_cli.status, broker_cli.broker):
-    app.command()(_command)
+app.command()(broker_cli.up)
+app.command()(broker_cli.down)
+app.command()(broker_cli.status)
+app.command()(broker_cli.broker)
 app.command()(config_cli.config)
 app.command()(simulate_cli.simulate)
 app.command()(replay_cli.replay)
