@@ -34,7 +34,7 @@ def rand(me: Any) -> float:
     z = (z ^ (z >> _S30)) * _M1
     z = (z ^ (z >> _S27)) * _M2
     z = z ^ (z >> _S31)
-    return float(z >> _S11) * (1.0 / 9007199254740992.0)
+    return float(np.int64(z >> _S11)) * (1.0 / 9007199254740992.0)
 
 
 @inner
@@ -83,8 +83,7 @@ def advance_interest(k: Any, me: Any, ts: int) -> None:
 @inner
 def item_of(k: Any, me: Any, sub: int) -> int:
     """A random live item of a sub-topic."""
-    per = len(k.slot_item) // k.p.n_sub
-    return k.slot_item[sub + k.p.n_sub * randint(me, per)]
+    return k.slot_item[sub + k.p.n_sub * randint(me, k.p.items_per_sub)]
 
 
 @inner
@@ -101,7 +100,8 @@ def popular(k: Any, me: Any) -> int:
 @inner
 def history_at(k: Any, me: Any, back: int) -> int:
     """Ring index of the entry `back` steps before the newest."""
-    return (me.history_n - 1 - back) % k.history.shape[1]
+    i = me.history_n % k.history.shape[1] - 1 - back
+    return i if i >= 0 else i + k.history.shape[1]
 
 
 @inner
@@ -154,8 +154,7 @@ def retrieve(k: Any, me: Any, interest_known: float) -> int:
             back += 1
         sub = k.items[k.history[me.index, history_at(k, me, back)].item].sub
         if r < 0.13:
-            topic = sub // k.p.subtopics
-            sub = topic * k.p.subtopics + randint(me, k.p.subtopics)
+            sub = k.topic[sub] * k.p.subtopics + randint(me, k.p.subtopics)
         return item_of(k, me, sub)
     if r < 0.70:
         return item_of(k, me, me.favourites[randint(me, FAVOURITES)])

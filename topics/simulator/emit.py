@@ -13,7 +13,6 @@ from topics.simulator.behaviour import (
     exponential,
     fill_ads,
     fill_candidates,
-    history_at,
     mark_lately,
     noise,
     normal,
@@ -101,6 +100,12 @@ def put_head(k: Any, me: Any, o: int, letter: int, ts: int) -> int:
 
 
 @inner
+def wrapped(i: int, size: int) -> int:
+    """i mod size for i < 2 size: a division costs more than the rest of an entry."""
+    return i - size if i >= size else i
+
+
+@inner
 def put_features(k: Any, me: Any, o: int, ts: int) -> int:
     o = put(k.data, o, _FEATURES)
     o = put_int(k.data, o, me.demographic)
@@ -114,24 +119,26 @@ def put_features(k: Any, me: Any, o: int, ts: int) -> int:
     o = put(k.data, o, _HOUR)
     o = put_int(k.data, o, ts // HOUR_MS % 24)
     held = min(me.history_n, k.history.shape[1])
+    size = k.history.shape[1]
+    first = me.history_n % size if held == size else 0
     o = put(k.data, o, _HISTORY)
     for i in range(held):
         if i:
             k.data[o] = 44
             o += 1
-        o = put_id(k.data, o, _A, k.history[me.index, history_at(k, me, held - 1 - i)].item)
+        o = put_id(k.data, o, _A, k.history[me.index, wrapped(first + i, size)].item)
     o = put(k.data, o, _HISTORY_TS)
     for i in range(held):
         if i:
             k.data[o] = 44
             o += 1
-        o = put_int(k.data, o, k.history[me.index, history_at(k, me, held - 1 - i)].ts)
+        o = put_int(k.data, o, k.history[me.index, wrapped(first + i, size)].ts)
     o = put(k.data, o, _HISTORY_KIND)
     for i in range(held):
         if i:
             k.data[o] = 44
             o += 1
-        o = put_int(k.data, o, k.history[me.index, history_at(k, me, held - 1 - i)].kind)
+        o = put_int(k.data, o, k.history[me.index, wrapped(first + i, size)].kind)
     return put(k.data, o, _END_FEATURES)
 
 

@@ -73,8 +73,9 @@ class State(NamedTuple):
 
 def params(c: SimulatorConfig, trend_begin: int, mean_activity: float) -> Any:
     """The record `State.p`."""
+    n_sub = c.topics * c.subtopics
     whole = {
-        "n_sub": c.topics * c.subtopics, "subtopics": c.subtopics, "emit_from": c.start_ms,
+        "n_sub": n_sub, "items_per_sub": -(-c.live_items // n_sub), "subtopics": c.subtopics, "emit_from": c.start_ms,
         "trend_begin": trend_begin, "trend_ms": c.trend_ms, "candidates": c.candidates, "touched": c.touched,
         "ads": c.ads, "ad_prices": int(c.ad_prices),
     }  # fmt: skip
