@@ -37,7 +37,7 @@ def test_a_broker_killed_in_mid_stream_costs_time_and_nothing_else(java_broker: 
         except BaseException as e:
             done.append(e)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     assert going.wait(60)
     java_broker.kill()
