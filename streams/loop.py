@@ -115,7 +115,7 @@ class Loop:
         return {**self.step.totals(), **{f"loop_{k}": v for k, v in self.counters.items()}}
 
     # -- the worker's view of the group (`transactions.Membership`) ----------------------------------------------------
-    # The client serialises calls on one consumer and the poller is always in one: what the worker needs goes through it.
+    # The client serialises calls on one consumer, and the poller is always in one: the worker asks through it.
 
     def group_metadata(self, refresh: bool) -> Any:
         if refresh:
