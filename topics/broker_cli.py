@@ -91,7 +91,7 @@ def down(
     folder: DirOption = Path(".run"),
     wipe: Annotated[bool, typer.Option("--wipe", help="Also remove Kafka's data and the stores.")] = False,
     java: JavaOption = False,
-    deadline_s: Annotated[float, typer.Option(help="Seconds until what still runs is killed.", min=1)] = 30.0,
+    deadline_s: Annotated[float, typer.Option(help="Seconds until what still runs is killed.", min=1)] = 60.0,
 ) -> None:
     """Stop what `solaris up` started, processors first. Data is kept unless --wipe is given.
 

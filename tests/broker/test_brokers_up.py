@@ -51,7 +51,7 @@ def test_up_status_down_wipe(tmp_path: Path) -> None:
         assert "already up" in second.stderr
         assert (stack.kafka.pid, stack._processors.pid) == (kafka, processors)
 
-        down = solaris("down", cwd=tmp_path)
+        down = solaris("down", "--deadline-s", "150", cwd=tmp_path)
         assert down.returncode == 0, down.stderr
         assert "processors, kafka" in down.stderr
         assert not any(alive(process) for process in started)

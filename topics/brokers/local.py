@@ -84,7 +84,7 @@ class LocalStack:
         until = time.monotonic() + deadline_s
         stopped = []
         if self.processors_run:
-            clean = self._processors.stop(max(1.0, 0.6 * deadline_s))
+            clean = self._processors.stop(max(1.0, deadline_s - min(10.0, 0.3 * deadline_s)))
             stopped.append("processors" if clean else "processors (killed at the deadline)")
         if self.kafka.running:
             self.kafka.stop(max(1.0, until - time.monotonic()))
