@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def kernel(f: F) -> F:
     """Compiled on first call, without the GIL, kept on disk. Arguments must be arrays and scalars."""
-    jitted: F = numba.njit(cache=True, nogil=True)(f)
+    jitted: F = numba.njit(cache=True, nogil=True, error_model="numpy")(f)
     return jitted
 
 

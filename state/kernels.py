@@ -227,6 +227,18 @@ def _decode(halves, out):
 
 
 @kernel
+def _copy(what, out):
+    for k in range(len(what)):
+        out[k] = what[k]
+
+
+@kernel
+def _zero(out):
+    for k in range(len(out)):
+        out[k] = 0.0
+
+
+@kernel
 def _scale(numbers, scale, out):
     for k in range(len(numbers)):
         out[k] = np.float32(numbers[k]) * scale
@@ -284,6 +296,8 @@ def lookup(
     f32 = buf.view(np.float32)
     i8 = buf.view(np.int8)
     u8 = buf.view(np.uint8)
+    flat_vectors = vectors.reshape(vectors.size)
+    flat_topic_mean = topic_mean.reshape(topic_mean.size)
     horizon = max(ttl, window)
 
     ptrs = np.empty(64, np.int64)
@@ -306,19 +320,19 @@ def lookup(
     for b in range(first, last):
         lo = splits[b]
         hi = splits[b + 1]
-        vectors[lo:hi] = 0.0
-        topic_mean[lo:hi] = 0.0
+        _zero(flat_vectors[lo * dim : hi * dim])
+        _zero(flat_topic_mean[lo * dim : hi * dim])
         ts_out[lo:hi] = -1
         topic_ts[lo:hi] = -1
         topic_count[lo:hi] = 0
         pair_fingerprint[lo:hi] = 0
-        aggregate[b] = 0.0
+        _zero(aggregate[b])
         aggregate_count[b] = 0
         aggregate_ts[b] = -1
-        state[b] = 0.0
+        _zero(state[b])
         state_ts[b] = -1
         fingerprint[b] = 0
-        profile[b] = 0.0
+        _zero(profile[b])
 
         t = now[b]
         alive_at = max(t, floor)
@@ -389,7 +403,7 @@ def lookup(
                 a_row[q] = rows
                 rows += 1
             ad_row[j] = a_row[q]
-        sums[: rows * dim] = 0.0
+        _zero(sums[: rows * dim])
         counts[:rows] = 0
 
         if 2 * pairs > len(t_item):
@@ -461,7 +475,7 @@ def lookup(
             if counts[row] > 0:
                 topic_count[y] = counts[row]
                 topic_ts[y] = newest[row]
-                topic_mean[y] = sums[row * dim : row * dim + dim]
+                _copy(sums[row * dim : row * dim + dim], topic_mean[y])
             item = items[y]
             q = np.int64(((item * _GOLDEN) >> _U32) & t_mask)
             while t_stamp[q] == b and t_item[q] != item:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -262,6 +262,28 @@ class RocksStore:
                 "user_cache_misses": cache.misses,
                 "rebuilt": int(self.rebuilt),
             }
+
+    def flush(self) -> None:
+        """Everything into tables; the write-ahead log is then empty. Never needed for correctness."""
+        with self._turn:
+            try:
+                for family in (*self._families.values(), self._opened()):
+                    family.flush()
+            except Exception as e:
+                raise self._error(e) from None
+
+    def scan(self) -> Iterator[tuple[str, int, int, int, bytes]]:
+        """Every stored chunk as (segment, user, event time ms, changelog offset, record), dead ones of segments not
+        yet dropped too; by segment and user. It sees the store as it is now, whatever is written meanwhile."""
+        with self._turn:
+            self._opened()
+            iterators = [(name, family.iter()) for name, family in self._families.items()]
+        for name, it in iterators:
+            it.seek_to_first()
+            while it.valid():
+                yield (name, *KEY.unpack(it.key()), it.value())
+                it.next()
+            it.status()
 
     def checkpoint(self, path: Path) -> None:
         """A consistent copy of the store at `path` (which must not exist), by hard links where they are possible."""
