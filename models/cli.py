@@ -57,6 +57,37 @@ def train(
         typer.echo(f"  {model:<10} log loss {m['log_loss']:.5f}  AUC {m['auc']:.4f}{ratio}")
 
 
+def evaluate(
+    log: Annotated[Path, typer.Argument(help="Event log: JSON Lines, Parquet, MIND's behaviors.tsv, ...")],
+    seeds: Annotated[int, typer.Option(help="How many seeds to report, from --first-seed on")] = 1,
+    first_seed: Annotated[int, typer.Option(help="Choose settings on other seeds than those you report")] = 10,
+    preset: Annotated[str, typer.Option(help="Size of the FM: tiny, small, large, xl")] = "small",
+    vm: Annotated[str, typer.Option(help="VM: weak, or strong (sees matches with the request's history)")] = "weak",
+    topic: Annotated[str | None, typer.Option(help="Item category whose values are the topics")] = None,
+    epochs: Annotated[int, typer.Option(help="Epochs of the FM at most")] = 4,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    threads: Annotated[int, typer.Option(help="Threads; 0: half of the cores")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder of report.json and the plots")] = Path("reports/evaluate"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON")] = False,
+) -> None:
+    """Measure how much of the FM's gain reaches the VM: fresh, stale, partly covered, and as served.
+
+    Example: solaris evaluate log.jsonl --seeds 5 --preset tiny --out reports/evaluate
+    """
+    _need_torch()
+    from models.dataset import load
+    from models.evaluate import evaluate as run
+    from models.report import table, write
+    from models.train import TrainSettings
+
+    settings = TrainSettings(preset=preset, vm=vm, epochs=epochs, device=device, threads=threads)
+    with _Bars(quiet=as_json) as bars:
+        data = load(log, topic=topic)
+        result = run(data, settings, range(first_seed, first_seed + seeds), bars)
+    write(result, out)
+    typer.echo(json.dumps(result) if as_json else table(result))
+
+
 @bundle_app.command("check")
 def check(
     path: Annotated[Path, typer.Argument(help="Bundle folder")],

@@ -361,16 +361,16 @@ def train(
     """FM, VM, VM with slots; writes the bundle and returns it with the metrics of the test part."""
     t = Trainer(data, settings, report)
     pair, state = t.train_fm()
-    both = range(t.parts.vm.start, t.parts.vm.stop)
+    before = range(t.parts.vm.stop)
     teacher = None
     if settings.soft_weight:
         stub = Vm(t.spec, t.vm_size)
         teacher = np.zeros(data.impressions.pairs, np.float32)
         splits = data.impressions.splits
-        teacher[int(splits[both.start]) : int(splits[both.stop])] = t.fm_logits(
-            t.runtime(*t.graphs(pair, state, stub)), both
+        teacher[int(splits[before.start]) : int(splits[before.stop])] = t.fm_logits(
+            t.runtime(*t.graphs(pair, state, stub)), before
         )
-    vm = t.train_vm(both, teacher)
+    vm = t.train_vm(before, teacher)
     runtime = t.runtime(*t.graphs(pair, state, vm))
     store = t.served(runtime, [t.parts.vm, t.parts.test])
     try:
@@ -385,6 +385,7 @@ def train(
         store.close()
     training = {
         "data_sha256": data.digest,
+        "code": {"solaris": package_version(), "torch": torch.__version__},
         "settings": asdict(settings),
         "impressions": {name: len(getattr(t.parts, name)) for name in ("fm", "validation", "vm", "test")},
         "test": measured,
@@ -394,16 +395,20 @@ def train(
 
 
 def measure(t: Trainer, runtime: OnnxRuntime, store: ServedStore, delay_ms: int = 1000) -> dict[str, Any]:
-    """VM, FM and VM with slots (fresh, and as served with `delay_ms`) on the test part."""
+    """VM, FM and VM with slots on the test part: as served with `delay_ms`, and with pair and state computed at the
+    impression itself."""
     part = t.parts.test
     label, splits = t.labels(part), t.splits(part)
     fresh, served, filled = [], [], {name: 0 for name in t.slots}
     for piece in t._pieces(part):
-        fresh.append(runtime.score_plus(piece, fresh_slots(runtime, piece)))
         slots = store.slots(piece, np.full(piece.requests, delay_ms, np.int64))
         served.append(runtime.score_plus(piece, slots))
         for name in t.slots:
             filled[name] += int((getattr(slots, name + "_age_ms") >= 0).sum())
+        new = fresh_slots(runtime, piece)
+        slots.direct, slots.direct_age_ms = new.direct, new.direct_age_ms
+        slots.state, slots.state_age_ms = new.state, new.state_age_ms
+        fresh.append(runtime.score_plus(piece, slots))
     logits = {
         "vm": t.vm_logits(runtime, part),
         "fm": t.fm_logits(runtime, part),
@@ -418,6 +423,15 @@ def measure(t: Trainer, runtime: OnnxRuntime, store: ServedStore, delay_ms: int 
         for name in ("vm_fresh", "vm_served"):
             out[name]["transfer_ratio"] = round((out["vm"]["log_loss"] - out[name]["log_loss"]) / gain, 4)
     return out
+
+
+def package_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("solaris-pipeline")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def log_uniform(rng: np.random.Generator, n: int) -> I64:
