@@ -31,6 +31,7 @@ BATCH_BYTES = 32 << 20
 POLL_EVERY = 2_000
 GIVE_UP_S = 300.0
 """how long a broker may be away before the replay ends (to be resumed)"""
+HUNG_S = 25.0
 MAX_RETRIED = 100
 _PASSING = (
     KafkaError._TIMED_OUT,
@@ -126,6 +127,7 @@ class Replay:
         self._marker = TopicPartition(self._full[self.topics[0]], 0)
         self._batch: list[Record] = []
         self._bytes = 0
+        self._hung = False
         self._opened_s = 0.0
         self._saved = Saved()
 
@@ -264,8 +266,9 @@ class Replay:
         marker = TopicPartition(self._marker.topic, 0, saved.position, metadata=msgspec.json.encode(saved).decode())
         while True:
             try:
-                self._retry("offsets", lambda: self._producer.send_offsets_to_transaction([marker], self._group, 30))
-                self._retry("commit", lambda: self._producer.commit_transaction(30))
+                self._drain()
+                self._retry("offsets", lambda: self._send_offsets(marker))
+                self._retry("commit", lambda: self._producer.commit_transaction(5))
                 break
             except KafkaException as e:
                 self._send_again(e)
@@ -278,6 +281,38 @@ class Replay:
             state.by_topic[record.topic] = state.by_topic.get(record.topic, 0) + 1
         self._batch, self._bytes = [], 0
         self._tell()
+
+    def _send_offsets(self, marker: TopicPartition) -> None:
+        """librdkafka's call may never come back when the broker dies under it, whatever its timeout: it gets a thread
+        and `HUNG_S`, after which the replay ends, to be resumed by a new producer."""
+        failed: list[BaseException] = []
+
+        def call() -> None:
+            try:
+                self._producer.send_offsets_to_transaction([marker], self._group, 20)
+            except BaseException as e:
+                failed.append(e)
+
+        thread = threading.Thread(target=call, daemon=True)
+        thread.start()
+        thread.join(HUNG_S)
+        if thread.is_alive():
+            self._hung = True
+            raise BrokerError(
+                f"no answer from {self.kafka.bootstrap} for {HUNG_S:g} s, replay stopped after {self._saved.events} "
+                "acknowledged events; --resume goes on there"
+            )
+        if failed:
+            raise failed[0]
+
+    def _drain(self) -> None:
+        """Until every record of the transaction has an answer. Polled here rather than inside the commit, which does
+        not come back while the broker is away."""
+        deadline = time.monotonic() + GIVE_UP_S
+        while len(self._producer):
+            self._producer.poll(0.1)
+            if time.monotonic() > deadline:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"no answer for {GIVE_UP_S:g} s"))
 
     def _load(self, reader: Consumer) -> None:
         """How far an earlier run came, and by how much times move."""
@@ -322,7 +357,7 @@ class Replay:
     def _discard(self) -> KafkaError | None:
         """After an error: the open transaction ends, so that readers do not wait for its timeout. Returns why it could
         not be ended, if so."""
-        if not self._batch:
+        if not self._batch or self._hung:
             return None
         try:
             self._producer.abort_transaction(10)
