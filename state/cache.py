@@ -46,10 +46,10 @@ class Loaded:
 
 
 class Arena:
-    def __init__(self, capacity_bytes: int) -> None:
-        self.capacity = max(4096, capacity_bytes) & ~7
+    def __init__(self, capacity_bytes: int, users: int = 0) -> None:
+        self.capacity = max(4096, (capacity_bytes + 7) & ~7)
         self.buf: U64 = np.zeros(self.capacity // 8, np.uint64)
-        slots = 1 << max(6, (self.capacity // _BYTES_PER_SLOT - 1).bit_length())
+        slots = 1 << max(6, (self.capacity // _BYTES_PER_SLOT - 1).bit_length(), (4 * users).bit_length())
         self.keys: U64 = np.zeros(slots, np.uint64)
         self.heads: I64 = np.full(slots, kernels.EMPTY, np.int64)
         self.counts: I64 = np.zeros(2, np.int64)
@@ -113,7 +113,7 @@ class UserCache:
 
 
 def arena_of(loaded: Loaded) -> Arena:
-    """An arena for one user whose chunks fit no cache."""
-    arena = Arena(loaded.size + 8 * kernels.LINK_WORDS * len(loaded.offsets))
+    """An arena for just these users."""
+    arena = Arena(loaded.size + 8 * kernels.LINK_WORDS * len(loaded.offsets), len(loaded.users))
     arena.admit(loaded)
     return arena

@@ -98,3 +98,54 @@ def _show_user(user: str, f: dict[str, Any]) -> None:
             f"  item {p['item']} topic {p['topic']:>10} age {_ago(p['age_ms']):>9} "
             f"{'live' if p['live'] else 'expired':7} norm {p['norm']:.4f} model {p['model'][:8]}{note}"
         )
+
+
+@neighbours_app.command()
+def build(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="One store, or the folder that holds them.")],
+    out: Annotated[Path, typer.Option(help="Folder for clusters.json and its table.")],
+    clusters: Annotated[int, typer.Option(min=1, help="How many clusters, at most.")] = 64,
+    now_ms: Annotated[int | None, typer.Option(help="Event time to build for; default: the stores' clock.")] = None,
+    ttl_hours: TtlHours = 6.0,
+    window_hours: WindowHours = 24.0,
+    as_json: AsJson = False,
+) -> None:
+    """The clustering table of similar users: k-means over the profiles of all users with a live aggregate.
+
+    The stores must not be in use.
+
+    Example: solaris neighbours build var/state/ranker --clusters 64 --out var/neighbours
+    """
+    from state.api import StoreSettings
+    from state.clusters import cluster
+    from state.inspect import partitions
+    from state.profiles import Profiles, collect, newest_model
+    from state.store import open_store
+    from topics.errors import StoreError
+
+    settings = StoreSettings(
+        ttl_ms=int(ttl_hours * HOURS), window_ms=int(window_hours * HOURS), lock_timeout_s=1.0, cache_bytes=8 << 20
+    )
+    parts: list[Profiles] = []
+    found = None
+    for path in partitions(directory):
+        store = open_store(path, settings)
+        try:
+            found = found or newest_model(store)
+            if found is not None:
+                parts.append(collect(store, now_ms if now_ms is not None else max(0, store.clock_ms), *found))
+        finally:
+            store.close()
+    if found is None:
+        raise StoreError(f"{directory} has no pairs to build neighbours from. Run the pipeline first")
+    data = Profiles.joined(parts)
+    table = cluster(data, clusters, found[0], settings.window_ms)
+    table.save(out)
+    report = {
+        "out": str(out), "model": f"{found[0]:016x}", "users": len(data), "left_out": data.left_out,
+        "clusters": len(table.centroids),
+    }  # fmt: skip
+    if as_json:
+        _print_json(report)
+    else:
+        print(f"{len(table.centroids)} clusters of {len(data):,} users in {out} ({data.left_out} users left out)")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import logging
 import threading
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -137,7 +140,7 @@ class RocksStore:
                     end = start + 1
                 else:
                     arena = self._cache.young
-                self._answer(arena, start, end, users, splits, items, topics, now, model, dims, out)
+                self.answer(arena, users, splits, items, topics, now, model, dims, out, start, end)
                 start = end
                 if start < len(users):
                     self._cache.flip()
@@ -181,13 +184,15 @@ class RocksStore:
                 raise self._error(e) from None
         into.end_user(user)
 
-    def _answer(
-        self, arena: Arena, first: int, last: int, users: U64, splits: I64, items: U64, topics: U32, now: I64,
-        model: int, dims: StoreDims, out: Lookup,
+    def answer(
+        self, arena: Arena, users: U64, splits: I64, items: U64, topics: U32, now: I64, model: int, dims: StoreDims,
+        out: Lookup, first: int = 0, last: int | None = None, ttl_ms: int | None = None,
     ) -> None:  # fmt: skip
+        """Fills requests first..last-1 of `out` from an arena that has their users. Touches nothing of the store."""
         kernels.lookup(
-            first, last, users, splits, items, topics, now, np.uint64(model), dims.dim, dims.state, dims.profile,
-            self._times.ttl, self._times.window, self._floor, arena.buf, arena.keys, arena.heads,
+            first, len(users) if last is None else last, users, splits, items, topics, now, np.uint64(model),
+            dims.dim, dims.state, dims.profile, self._times.ttl if ttl_ms is None else ttl_ms, self._times.window,
+            self._floor, arena.buf, arena.keys, arena.heads,
             out.vectors, out.ts_ms, out.pair_fingerprint, out.topic, out.topic_count, out.topic_ts_ms,
             out.aggregate, out.aggregate_count, out.aggregate_ts_ms, out.state, out.state_ts_ms, out.fingerprint,
             out.profile,
@@ -284,6 +289,16 @@ class RocksStore:
                 yield (name, *KEY.unpack(it.key()), it.value())
                 it.next()
             it.status()
+
+    def scan_users(self) -> Iterator[tuple[int, list[tuple[int, bytes]]]]:
+        """Every user with all its chunks as (changelog offset, record), users in ascending order. As `scan`, it sees
+        the store as it is now and may run beside reads and writes; the store must not be closed under it."""
+        with self._turn:
+            self._opened()
+            iterators = [family.iter() for family in self._families.values()]
+        merged = heapq.merge(*map(_chunks, iterators), key=itemgetter(0))
+        for user, chunks in itertools.groupby(merged, key=itemgetter(0)):
+            yield user, [(offset, value) for _, offset, value in chunks]
 
     def checkpoint(self, path: Path) -> None:
         """A consistent copy of the store at `path` (which must not exist), by hard links where they are possible."""
@@ -382,6 +397,15 @@ class RocksStore:
         self._handles.clear()
         if db is not None:
             db.close()
+
+
+def _chunks(it: RdictIter) -> Iterator[tuple[int, int, bytes]]:
+    it.seek_to_first()
+    while it.valid():
+        user, _, offset = KEY.unpack(it.key())
+        yield user, offset, it.value()
+        it.next()
+    it.status()
 
 
 def _order(name: str) -> tuple[int, int]:
