@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaException
 
 from topics.brokers import JavaKafka, Secured, wait_ready
 from topics.errors import BrokerError
-from topics.kafka import KafkaSettings
+from topics.kafka import KafkaSettings, producer
 
 pytestmark = [pytest.mark.broker, pytest.mark.java]
 
@@ -92,7 +93,11 @@ def refused(settings: KafkaSettings, caplog: pytest.LogCaptureFixture) -> str:
     caplog.set_level(logging.DEBUG)
     with pytest.raises(BrokerError) as caught:
         wait_ready(settings, timeout_s=4)
-    shown = str(caught.value) + repr(caught.value) + caplog.text
+    client = producer(settings)  # logs what goes wrong, as the roles' clients do
+    with pytest.raises(KafkaException) as failed:
+        client.list_topics(timeout=2)
+    client.poll(0)
+    shown = str(caught.value) + repr(caught.value) + str(failed.value) + caplog.text
     assert PASSWORD not in shown
     assert WRONG not in shown
     return str(caught.value) + caplog.text

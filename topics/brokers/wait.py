@@ -27,7 +27,8 @@ def wait_ready(
     last = "no answer yet"
     reasons: list[str] = []
     # The client's own errors ("transport failure") hide what this callback is told: authentication, certificates.
-    properties = {**kafka.properties, "error_cb": lambda error: reasons.append(str(error))}
+    # Its log stays silent: that nobody listens yet is what waiting is about.
+    properties = {**kafka.properties, "error_cb": lambda error: reasons.append(str(error)), "log_level": 0}
     kafka = replace(kafka, properties=properties)
     while time.monotonic() < until:
         if alive is not None and not alive():
@@ -38,7 +39,7 @@ def wait_ready(
             last = "a record was not read back in time"
         except Exception as e:  # whatever the client raises is the reason to show
             last = _best(reasons) or str(e)
-            time.sleep(0.1)
+            time.sleep(0.25)
     what = f"the broker at {kafka.bootstrap} was not ready in {timeout_s:g} s"
     raise BrokerError(_message(what, last, log_tail))
 
