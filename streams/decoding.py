@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from streams.step import Dead, Record
 from topics.errors import InvalidEvent
-from topics.events import Candidates, Impression, Rejected
-from topics.ids import hash_id
+from topics.events import Candidates, Impression, Rejected, check_key
+from topics.ids import hash_bytes
 from topics.packed import PrecomputeRequest, decode_precompute
 
 E = TypeVar("E", Candidates, Impression)
@@ -25,12 +25,8 @@ def keyed_events(
     for i, r in enumerate(records):
         try:
             event = decode(r.value or b"")
-            if r.key is None:
-                dead.append(Dead(i, Rejected("missing_key", "the record's key must be the user id")))
-            elif r.key != event.user.encode("utf-8", "surrogatepass"):
-                shown = repr(r.key[:80])
-                dead.append(Dead(i, Rejected("key_mismatch", f"key {shown} is not the user {event.user[:80]!r}")))
-            elif event.ts > r.received_ms + max_ahead_ms:
+            check_key(r.key, event)
+            if event.ts > r.received_ms + max_ahead_ms:
                 ahead = event.ts - r.received_ms
                 dead.append(Dead(i, Rejected("far_future", f"ts = {event.ts} is {ahead} ms ahead of the clock")))
             else:
@@ -61,7 +57,7 @@ def precompute_requests(
         ):
             text = f"feature spec {q.spec:016x}, this bundle has {spec_hash:016x}: both roles must serve one bundle"
             dead.append(Dead(i, Rejected("wrong_spec", text)))
-        elif r.key is None or hash_id(r.key.decode("utf-8", "surrogatepass")) != q.user:
+        elif r.key is None or hash_bytes(r.key) != q.user:
             dead.append(Dead(i, Rejected("key_mismatch", "the record's key is not the user of the request")))
         else:
             requests.append(q)

@@ -28,14 +28,15 @@ from streams.follower import Followed, Follower
 from streams.settings import Settings
 from streams.step import Record, Step, StepResult
 from streams.transactions import Committer, Dropped
-from topics.dlq import ATTEMPT
 from topics.errors import BrokerError, SolarisError
 from topics.kafka import consumer, group_name
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.05
+HUNG_S = 30.0
 MAX_FOLLOWED_AT_ONCE = 16
+"""hand-overs of the follower taken before work goes on"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,8 @@ class Loop:
         """being revoked: the batch in flight may finish, nothing new is begun"""
         self._open: set[int] = set()
         self._ready: set[int] = set()
+        self._restoring: dict[int, float] = {}
+        """partition -> when its restore began"""
         self._to_resume: SimpleQueue[int] = SimpleQueue()
         self._waiting = 0
         self._lock = threading.Lock()
@@ -103,6 +106,12 @@ class Loop:
     def ready(self) -> bool:
         """In the group, catalogue loaded, and every partition held is restored."""
         return self._joined and not self._items_left and set(self._owned) <= self._ready
+
+    @property
+    def hung(self) -> bool:
+        """A call of the client library has not come back for `HUNG_S`: seen when a broker dies under
+        `send_offsets_to_transaction`. Only ending the process helps; its successor ends the transaction."""
+        return self._committer.in_call_s > HUNG_S
 
     @property
     def partitions(self) -> list[int]:
@@ -145,6 +154,8 @@ class Loop:
         finally:
             self._shut_down(worker)
         failure = self._failure or self._follower.error
+        if isinstance(failure, KafkaException):
+            raise BrokerError(f"{self.step.role}: {failure.args[0].str()}") from failure
         if failure is not None:
             raise failure
 
@@ -181,11 +192,6 @@ class Loop:
             self._consumer.commit(offsets=list(newest.values()), asynchronous=not synchronous)
 
     def _record(self, m: Message, now_ms: int) -> Record:
-        attempt = 0
-        for name, value in m.headers() or ():
-            if name == ATTEMPT and value is not None:
-                with contextlib.suppress(ValueError):
-                    attempt = int(value)
         key = m.key()
         value = m.value()
         offset, partition = m.offset(), m.partition()
@@ -193,7 +199,7 @@ class Loop:
         assert partition is not None
         return Record(
             self.step.input_topic, partition, offset, key if isinstance(key, bytes) else None,
-            value if isinstance(value, bytes) else None, now_ms, attempt,
+            value if isinstance(value, bytes) else None, now_ms, tuple(m.headers() or ()),
         )  # fmt: skip
 
     def _usable(self, m: Message) -> bool:
@@ -364,19 +370,22 @@ class Loop:
 
     def _turn(self) -> bool:
         """Takes what is in the mailbox, in the order: revokes, changelog, assignments, work. False: time to end."""
+        self._begin_unrestored()
         try:
-            mail = self._mail.get(timeout=1.0)
+            mail = self._mail.get(timeout=0.5)
         except Empty:
             self.step.idle()
             return True
         polled: list[_Polled] = []
-        records = followed = 0
+        records = size = followed = 0
+        linger = Deadline(self.step.linger_s)
         while True:
             if mail is None:
                 return False
             if isinstance(mail, _Polled):
                 polled.append(mail)
                 records += len(mail.records)
+                size += sum(len(r.value or b"") for r in mail.records)
             elif isinstance(mail, Followed):
                 followed += 1
                 self._take_followed(mail)
@@ -386,13 +395,23 @@ class Loop:
                 self._take_closed(mail)
             if records >= self.settings.loop.batch_records or followed >= MAX_FOLLOWED_AT_ONCE:
                 break
+            wait = linger.left() if polled and not self.step.enough(records, size) else 0.0
             try:
-                mail = self._mail.get_nowait()
+                mail = self._mail.get(timeout=wait) if wait > 0 else self._mail.get_nowait()
             except Empty:
                 break
         self._run_step(polled)
         self.step.idle()
         return True
+
+    def _begin_unrestored(self) -> None:
+        """A restore that takes too long does not hold up work for ever; the step knows that it still goes on."""
+        limit = self.step.restore_deadline_s
+        if limit > 0:
+            for p, since in self._restoring.items():
+                if p not in self._ready and time.monotonic() - since > limit:
+                    log.warning("%s: partition %d works while its restore goes on", self.step.role, p)
+                    self._to_resume.put(p)
 
     def _take_opened(self, mail: _Opened) -> None:
         if self._items_left:
@@ -405,6 +424,7 @@ class Loop:
         start = self.step.open(p, mail.metadata, bounds)
         self._open.add(p)
         if self._changelog:
+            self._restoring[p] = time.monotonic()
             self._follower.add(self._changelog, p, start, mail.generation)
         else:
             self._to_resume.put(p)
@@ -423,7 +443,7 @@ class Loop:
             elif mail.partition in self._open and self._owned.get(mail.partition) == mail.generation:
                 failpoints.hit("in_restore")
                 self.step.follow(mail.partition, mail.offsets, mail.values, mail.next_offset)
-                if mail.caught_up and mail.partition not in self._ready:
+                if mail.caught_up and self._restoring.pop(mail.partition, None) is not None:
                     self.step.restored(mail.partition)
                     self._to_resume.put(mail.partition)
         finally:
@@ -438,6 +458,7 @@ class Loop:
     def _close(self, partition: int) -> None:
         if partition in self._open:
             self._open.discard(partition)
+            self._restoring.pop(partition, None)
             if self._changelog:
                 self._follower.remove(self._changelog, partition)
             self.step.close(partition)

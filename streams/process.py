@@ -89,6 +89,9 @@ def run_role(role: str, settings: Settings) -> None:
                 for t in threads:
                     t.join(settings.loop.shutdown_deadline_s + 5.0)
                 break
+            if any(loop.hung for loop in loops):
+                log.critical("%s: the Kafka client does not come back from a call; leaving, nothing is committed", role)
+                os._exit(3)
     finally:
         reporter.stop()
         if backlog is not None:

@@ -29,6 +29,9 @@ from topics.packed import encode_embedding, encode_precompute
 
 log = logging.getLogger(__name__)
 
+# Of a packed request: item hash and score.
+_BYTES_PER_PAIR = 12
+
 
 class Stores:
     """The state stores of the partitions held, one RocksDB each, and their event clocks."""
@@ -115,12 +118,17 @@ class BaseStep:
     role = ""
     input_topic = ""
     changelog_topic: str | None = None
+    linger_s = 0.0
+    restore_deadline_s = 0.0
 
     def __init__(self, runtime: Runtime, settings: Settings) -> None:
         self.runtime, self.settings = runtime, settings
         self.catalogue = Catalogue(runtime.info.spec)
         self.encoder = Encoder(runtime.info.spec, self.catalogue)
         self.counters: Counter[str] = Counter()
+
+    def enough(self, records: int, value_bytes: int) -> bool:
+        return True
 
     def open(self, partition: int, metadata: str | None, log: tuple[int, int] | None) -> int | None:
         return None
@@ -194,10 +202,14 @@ class VerifierStep(BaseStep):
         partitions = [records[i].partition for i in sources]
         backlog = self.backlog.pairs() if self.backlog is not None else {}
         requests = self.core.process(events, partitions, backlog)
-        outputs = [
-            Output("precompute", records[i].partition, records[i].key, encode_precompute(q), i)
-            for i, q in zip(sources, requests, strict=True)
-        ]
+        outputs = []
+        for i, q in zip(sources, requests, strict=True):
+            try:
+                value = encode_precompute(q)
+            except ValueError as e:  # more columns than a record may hold
+                dead.append(Dead(i, Rejected("output_too_large", str(e))))
+                continue
+            outputs.append(Output("precompute", records[i].partition, records[i].key, value, i))
         if self.backlog is not None:
             self.backlog.sent(requests)
         self._tally_dead(dead)
@@ -248,6 +260,10 @@ class PairLane(BaseStep):
         super().__init__(runtime, settings)
         self.core = Embedder(runtime, self.encoder, settings.embedder.refresh, settings.store.ttl_ms)
         self.stores = Stores(settings.store.dir / self.role, settings)
+        self.linger_s = settings.embedder.batch_age_ms / 1000
+
+    def enough(self, records: int, value_bytes: int) -> bool:
+        return value_bytes >= _BYTES_PER_PAIR * self.settings.embedder.batch_pairs
 
     def open(self, partition: int, metadata: str | None, log: tuple[int, int] | None) -> int | None:
         return self.stores.open(partition, log)
@@ -305,6 +321,7 @@ class RankerStep(BaseStep):
         self.stores = Stores(settings.store.dir / self.role, settings)
         self._restoring: set[int] = set()
         self._clock = clock
+        self.restore_deadline_s = settings.ranker.restore_deadline_s
 
     def open(self, partition: int, metadata: str | None, log: tuple[int, int] | None) -> int | None:
         self._restoring.add(partition)

@@ -33,7 +33,6 @@ class Store(StoreSettings):
     """The store's own settings and where it lies; one sub-folder per role and partition."""
 
     dir: Path = setting(Path("state-data"), "folder of the stores; losing it costs a rebuild, never answers")
-    min_free_bytes: int = setting(256 << 20, "stop with a clear error below this much free disk", low=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,6 @@ class Model:
     bundle: Path = setting(DEMO_BUNDLE, "folder of the model bundle")
     device: Literal["cpu", "cuda"] = setting("cpu", "device the FM runs on; refused when it is not there")
     threads: int = setting(1, "threads of one inference session on a CPU", low=1, high=1024)
-    reload_s: float = setting(5.0, "how often the bundle folder is looked at for a new version; 0: never", low=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,6 @@ class Loop:
         "exactly_once", "at_least_once: lower latency, outputs keep deterministic ids"
     )
     batch_records: int = setting(500, "records in one step at most", low=1, high=100_000)
-    linger_ms: int = setting(5, "how long a poll waits for a batch to fill", low=0, high=60_000)
     queue_batches: int = setting(2, "polled batches that wait for the core; partitions are paused above it", low=1)
     session_timeout_ms: int = setting(10_000, "a silent process loses its partitions after this long", low=1_000)
     shutdown_deadline_s: float = setting(10.0, "one deadline for a revoke and for a shutdown", above=0)

@@ -20,8 +20,7 @@ class Record:
     value: bytes | None
     received_ms: int
     """wall clock at the poll"""
-    attempt: int = 0
-    """how often the DLQ gave it back"""
+    headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +56,13 @@ class Step(Protocol):
     changelog_topic: str | None
     """contract name of the topic whose partitions the step's stores follow, or None"""
 
+    linger_s: float
+    """how long records may wait for `enough` of them"""
+
+    def enough(self, records: int, value_bytes: int) -> bool:
+        """Whether a batch of this size is worth running now."""
+        ...
+
     def open(self, partition: int, metadata: str | None, log: tuple[int, int] | None) -> int | None:
         """A partition was assigned; `metadata` came with its committed offset, `log` is (first, end) offset of its
         changelog. Returns the changelog offset to follow from (None: its beginning) when the step has a changelog."""
@@ -77,6 +83,9 @@ class Step(Protocol):
     def follow(self, partition: int, offsets: Sequence[int], values: Sequence[bytes | None], next_offset: int) -> None:
         """Changelog records of a partition, in order; `next_offset` is where the log goes on."""
         ...
+
+    restore_deadline_s: float
+    """work on a partition begins after this long though it is not restored; 0: never before"""
 
     def restored(self, partition: int) -> None:
         """The changelog was read to where it ended when the partition was opened."""

@@ -18,7 +18,7 @@ from streams import failpoints
 from streams.deadline import Deadline
 from streams.settings import Settings
 from streams.step import Dead, Output, Record, Step, StepResult
-from topics.dlq import dead_letter
+from topics.dlq import attempt_of, dead_letter
 from topics.errors import BrokerError
 from topics.events import Rejected
 from topics.kafka import passing, producer
@@ -64,6 +64,7 @@ class Committer:
         self._membership, self._counters, self._interrupted = membership, counters, interrupted
         self._exactly_once = settings.loop.guarantee == "exactly_once"
         self._producer: Producer | None = None
+        self._call_began: float | None = None
         self._id = f"{settings.kafka.prefix}{step.role}-{instance}" if self._exactly_once else None
         self._input = settings.kafka.topic(step.input_topic)
 
@@ -145,7 +146,7 @@ class Committer:
             if r.partition in mine:
                 key, value, headers = dead_letter(
                     self._kafka.topic(r.topic), r.partition, r.offset, r.key, r.value, d.rejected, self._step.role,
-                    r.attempt,
+                    attempt_of(r.headers), r.received_ms, r.headers,
                 )  # fmt: skip
                 self._produce(self._kafka.topic("dlq"), key, value, None, headers, _report(-1, -1, [], [], failed))
         self._flush()
@@ -228,6 +229,7 @@ class Committer:
     def _retry(self, call: Callable[[], Any], what: str) -> None:
         attempt = 0
         while True:
+            self._call_began = time.monotonic()
             try:
                 call()
                 return
@@ -237,8 +239,17 @@ class Committer:
                     raise
                 self._counters["broker_retries"] += 1
                 log.warning("%s: %s: %s; trying again", self._step.role, what, error.str())
+                self._call_began = None
                 self._wait(attempt)
                 attempt += 1
+            finally:
+                self._call_began = None
+
+    @property
+    def in_call_s(self) -> float:
+        """How long the present call of the client library has taken, 0 when none is going on."""
+        began = self._call_began
+        return 0.0 if began is None else time.monotonic() - began
 
     def _wait(self, attempt: int) -> None:
         if self._interrupted():

@@ -22,6 +22,11 @@ def hash_id(value: ItemId) -> int:
     return xxh3_64_intdigest(str(value).encode("utf-8", "surrogatepass")) or 1
 
 
+def hash_bytes(key: bytes) -> int:
+    """`hash_id` of the id whose UTF-8 bytes these are; any bytes are welcome."""
+    return xxh3_64_intdigest(key) or 1
+
+
 class IdHasher:
     """Hashes ids with a bounded memo: item ids repeat, so a dict hit (50 ns) beats encoding and hashing.
 

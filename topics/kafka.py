@@ -19,6 +19,31 @@ from topics.errors import SettingsError
 
 log = logging.getLogger(__name__)
 
+
+class _Quieter(logging.Filter):
+    """A broker that is away makes every client say so many times a second: the same kind of line of the same client
+    passes once in `EVERY_S`."""
+
+    EVERY_S = 10.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._passed: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        # librdkafka's lines begin "FAIL [rdkafka#producer-1] [thrd:...]": its facility and its client.
+        key = " ".join(record.getMessage().split(" ", 2)[:2])
+        now = record.created
+        if now - self._passed.get(key, -self.EVERY_S) < self.EVERY_S:
+            return False
+        if len(self._passed) > 1_000:
+            self._passed.clear()
+        self._passed[key] = now
+        return True
+
+
+log.addFilter(_Quieter())
+
 _SECRET_WORDS = (
     "password", "passphrase", "secret", "token", "key.pem", "sasl.jaas", "credential", "private", "oauthbearer.config",
 )  # fmt: skip
