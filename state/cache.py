@@ -106,10 +106,7 @@ class UserCache:
     def append(self, users: U64, offsets: I64, starts: I64, chunks: U64, known_below: int) -> None:
         """Adds what was just written to those users that are cached."""
         y, o = self.young, self.old
-        if y.counts[1] or o.counts[1]:
-            kernels.append(
-                users, offsets, starts, chunks, known_below, y.buf, y.keys, y.heads, y.counts, o.keys, o.heads
-            )
+        kernels.append(users, offsets, starts, chunks, known_below, y.buf, y.keys, y.heads, y.counts, o.keys, o.heads)
 
 
 def arena_of(loaded: Loaded) -> Arena:

@@ -9,11 +9,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from rocksdict import Checkpoint, Rdict, RdictIter, WriteBatch
 
-from state import database, kernels, metadata, segments
+from state import database, kernels, metadata, segments, warm
 from state.answers import unfilled_lookup
 from state.api import I64, U32, U64, ApplyResult, ChangelogRecord, Lookup, StoreDims, StoreSettings
 from state.cache import Arena, Loaded, UserCache, arena_of
@@ -42,6 +44,7 @@ class RocksStore:
         self._cache = UserCache(settings.cache_bytes // 2)
         self._failed = False
         """RocksDB refused a write and takes no more until it is opened again"""
+        warm.warm_up()
         self._adopt(database.open_database(self.path, settings))
         log.info("state: %s opened at offset %s, clock %d ms, %d segments",
                  self.path, self.position, self.clock_ms, len(self._families))  # fmt: skip
@@ -125,9 +128,8 @@ class RocksStore:
     ) -> Lookup:
         with self._turn:
             self._opened()
-            users, items = np.ascontiguousarray(users, np.uint64), np.ascontiguousarray(items, np.uint64)
-            splits, now = np.ascontiguousarray(splits, np.int64), np.ascontiguousarray(now_ms, np.int64)
-            topics = np.ascontiguousarray(topics, np.uint32)
+            users, items = _input(users, np.uint64), _input(items, np.uint64)
+            splits, now, topics = _input(splits, np.int64), _input(now_ms, np.int64), _input(topics, np.uint32)
             out = unfilled_lookup(len(users), len(items), dims)
             missing = np.empty(len(users), np.int64)
             start, emptied = 0, False
@@ -397,6 +399,11 @@ class RocksStore:
         self._handles.clear()
         if db is not None:
             db.close()
+
+
+def _input(a: npt.NDArray[Any], dtype: type[np.generic]) -> npt.NDArray[Any]:
+    """The array as the kernels are compiled for; a view that is read-only or strided would have them compiled anew."""
+    return a if a.dtype == dtype and a.flags.carray else np.require(a, dtype, ["C", "A", "W"])
 
 
 def _chunks(it: RdictIter) -> Iterator[tuple[int, int, bytes]]:
