@@ -41,21 +41,29 @@ def auc(score: F32, label: F32) -> float:
     return float((ranks[positive].sum() - p * (p + 1) / 2) / (p * n))
 
 
-def per_request(score: F32, label: F32, splits: I64) -> dict[str, float]:
-    """Mean AUC and reciprocal rank of the best clicked pair, over requests with both classes."""
-    aucs, ranks = [], []
-    for a, z in zip(splits[:-1].tolist(), splits[1:].tolist(), strict=True):
+def request_values(score: F32, label: F32, splits: I64) -> tuple[F64, F64]:
+    """AUC and reciprocal rank of the best clicked pair of each request, [R] each; NaN where it has one class only."""
+    aucs = np.full(len(splits) - 1, np.nan)
+    ranks = np.full(len(splits) - 1, np.nan)
+    for r, (a, z) in enumerate(zip(splits[:-1].tolist(), splits[1:].tolist(), strict=True)):
         mine, theirs = label[a:z] > 0, score[a:z]
         p, n = int(mine.sum()), int((~mine).sum())
         if not p or not n:
             continue
         good, bad = np.sort(theirs[mine]), np.sort(theirs[~mine])
         below, ties = np.searchsorted(bad, good), np.searchsorted(bad, good, side="right")
-        aucs.append(float((below + ties).sum() / 2 / (p * n)))
-        ranks.append(1.0 / (1 + int((theirs > good[-1]).sum())))
-    if not aucs:
+        aucs[r] = float((below + ties).sum() / 2 / (p * n))
+        ranks[r] = 1.0 / (1 + int((theirs > good[-1]).sum()))
+    return aucs, ranks
+
+
+def per_request(score: F32, label: F32, splits: I64) -> dict[str, float]:
+    """Mean AUC and reciprocal rank of the best clicked pair, over requests with both classes."""
+    aucs, ranks = request_values(score, label, splits)
+    both = ~np.isnan(aucs)
+    if not both.any():
         return {"auc": float("nan"), "mrr": float("nan"), "requests": 0}
-    return {"auc": float(np.mean(aucs)), "mrr": float(np.mean(ranks)), "requests": len(aucs)}
+    return {"auc": float(aucs[both].mean()), "mrr": float(ranks[both].mean()), "requests": int(both.sum())}
 
 
 def summary(logit: F32, label: F32, splits: I64) -> dict[str, Any]:

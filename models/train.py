@@ -29,6 +29,7 @@ from models.features import pairs_of, requests, take
 from models.inputs import slot_columns, slot_width
 from models.nets import FmSize, ItemSide, PairFm, StateFm, Vm, VmPlus, VmSize
 from models.presets import fm_size, vm_size
+from models.resume import Stages
 from models.runtime import OnnxRuntime
 from models.served import ServedStore, fresh_slots
 from topics.errors import SettingsError
@@ -96,8 +97,10 @@ class Parts:
 class Trainer:
     """One training run; the steps are methods so that `solaris evaluate` can vary them."""
 
-    def __init__(self, data: Dataset, settings: TrainSettings, report: Report | None = None) -> None:
-        self.data, self.settings = data, settings
+    def __init__(
+        self, data: Dataset, settings: TrainSettings, report: Report | None = None, stages: Stages | None = None
+    ) -> None:
+        self.data, self.settings, self.stages = data, settings, stages
         self.spec: FeatureSpec = data.spec
         self.topic_column = data.catalogue.topic_column
         self.parts = Parts.of(data.impressions.requests, settings)
@@ -106,33 +109,64 @@ class Trainer:
         self.slots = SLOTS if self.topic_column >= 0 else tuple(s for s in SLOTS if s != "topic")
         self.report = report or (lambda phase, done, of: None)
         torch.set_num_threads(settings.threads or max(1, (os.cpu_count() or 1) // 2))
-        torch.manual_seed(settings.seed)
-        self._rng = np.random.default_rng(settings.seed)
+        self._seed(0)
 
     # -- the foundation model ------------------------------------------------------------------------------------
 
     def train_fm(self) -> tuple[PairFm, StateFm]:
-        device = self.settings.device
-        pair = PairFm(self.spec, self.fm_size).to(device)
-        state = StateFm(self.spec, self.fm_size).to(device)
-        self._fit_columns([pair.item, state.columns], [pair.request], self.parts.fm)
+        """Pair FM and state FM on the FM part, each stopped early on its last tenth."""
+        validate = list(self._batches(self.parts.validation, shuffle=False))
+        return self._train_pair(validate), self._train_state(validate)
 
-        def pair_loss(batch: PairBatch, label: Tensor, index: I64) -> Tensor:
+    def _train_pair(self, validate: list[tuple[PairBatch, Tensor, I64]]) -> PairFm:
+        self._seed(1)
+        pair = PairFm(self.spec, self.fm_size).to(self.settings.device)
+        if self._finished("fm_pair", pair):
+            return pair.cpu()
+        self._fit_columns([pair.item], [pair.request], self.parts.fm)
+
+        def loss(batch: PairBatch, label: Tensor, index: I64) -> Tensor:
             hidden = pair.hidden(*self._tensors(batch, FM_PAIR, self.fm_buckets))
             return cross_entropy(pair.logit(hidden), label)
 
-        def state_loss(batch: PairBatch, label: Tensor, index: I64) -> Tensor:
+        self._fit(pair, loss, self.parts.fm, self.settings.epochs, "FM", validate)
+        with torch.no_grad():
+            hidden = [pair.hidden(*self._tensors(b, FM_PAIR, self.fm_buckets)) for b, _, _ in validate[:64]]
+            pair.fit_projection(torch.cat(hidden))
+        self._keep("fm_pair", pair)
+        return pair.cpu()
+
+    def _train_state(self, validate: list[tuple[PairBatch, Tensor, I64]]) -> StateFm:
+        self._seed(2)
+        state = StateFm(self.spec, self.fm_size).to(self.settings.device)
+        if self._finished("fm_state", state):
+            return state.cpu()
+        self._fit_columns([state.columns], [], self.parts.fm)
+
+        def loss(batch: PairBatch, label: Tensor, index: I64) -> Tensor:
             delay = log_uniform(self._rng, batch.requests)
             delay[self._rng.random(batch.requests) < 0.3] = 0
             return cross_entropy(self._state_logit(state, batch, delay), label)
 
-        validate = list(self._batches(self.parts.validation, shuffle=False))
-        self._fit(pair, pair_loss, self.parts.fm, self.settings.epochs, "FM", validate)
-        self._fit(state, state_loss, self.parts.fm, self.settings.epochs, "FM state", validate)
-        with torch.no_grad():
-            hidden = [pair.hidden(*self._tensors(b, FM_PAIR, self.fm_buckets)) for b, _, _ in validate[:16]]
-            pair.fit_projection(torch.cat(hidden))
-        return pair.cpu(), state.cpu()
+        self._fit(state, loss, self.parts.fm, self.settings.epochs, "FM state", validate)
+        self._keep("fm_state", state)
+        return state.cpu()
+
+    def _seed(self, stage: int) -> None:
+        """Every stage has its own random numbers, so that a resumed run gives what an unbroken one gives."""
+        torch.manual_seed(self.settings.seed * 16 + stage)
+        self._rng = np.random.default_rng([self.settings.seed, stage])
+
+    def _finished(self, stage: str, module: nn.Module) -> bool:
+        if self.stages is None or not self.stages.load(stage, module):
+            return False
+        log.info("%s: taken from the run that was broken off", stage)
+        module.eval()
+        return True
+
+    def _keep(self, stage: str, module: nn.Module) -> None:
+        if self.stages is not None:
+            self.stages.save(stage, module)
 
     def _state_logit(self, state: StateFm, batch: PairBatch, delay_ms: I64) -> Tensor:
         past = delayed(batch, delay_ms)
@@ -145,7 +179,10 @@ class Trainer:
 
     def train_vm(self, part: range, teacher: F32 | None = None, size: VmSize | None = None) -> Vm:
         """The base VM on the requests `part`; `teacher` [all pairs] are FM logits for distillation."""
+        self._seed(3)
         vm = Vm(self.spec, size or self.vm_size).to(self.settings.device)
+        if self._finished("vm", vm):
+            return vm.cpu()
         self._fit_columns([vm.item], [vm.request], part)
         weight, temperature = self.settings.soft_weight, self.settings.soft_temperature
 
@@ -159,10 +196,12 @@ class Trainer:
             return (1 - weight) * hard + weight * auxiliary
 
         self._fit(vm, loss, part, self.settings.vm_epochs, "VM")
+        self._keep("vm", vm)
         return vm.cpu()
 
     def train_plus(self, part: range, base: F32, columns: F32, size: VmSize | None = None) -> VmPlus:
         """The VM with slots. base [n] and columns [n, W] belong to the pairs of the requests `part`."""
+        self._seed(4)
         plus = VmPlus(self.spec, columns.shape[1], size or self.vm_size).to(self.settings.device)
         self._fit_columns([plus.item], [], part)
         first = int(self.data.impressions.splits[part.start])
@@ -359,7 +398,9 @@ def train(
     data: Dataset, settings: TrainSettings, out: Path | str, report: Report | None = None
 ) -> tuple[Bundle, dict[str, Any]]:
     """FM, VM, VM with slots; writes the bundle and returns it with the metrics of the test part."""
-    t = Trainer(data, settings, report)
+    identity = f"{data.digest} {data.spec.hash()} {data.impressions.requests} {settings} {package_version()}"
+    stages = Stages(out, identity)
+    t = Trainer(data, settings, report, stages)
     pair, state = t.train_fm()
     before = range(t.parts.vm.stop)
     teacher = None
@@ -374,6 +415,7 @@ def train(
     runtime = t.runtime(*t.graphs(pair, state, vm))
     store = t.served(runtime, [t.parts.vm, t.parts.test])
     try:
+        t._seed(5)
         delays = log_uniform(t._rng, len(t.parts.vm))
         columns = t.slot_columns(store, t.parts.vm, delays)
         plus = t.train_plus(t.parts.vm, t.vm_logits(runtime, t.parts.vm), columns)
@@ -385,12 +427,13 @@ def train(
         store.close()
     training = {
         "data_sha256": data.digest,
-        "code": {"solaris": package_version(), "torch": torch.__version__},
+        "code": {"solaris": package_version(), "torch": str(torch.__version__)},
         "settings": asdict(settings),
         "impressions": {name: len(getattr(t.parts, name)) for name in ("fm", "validation", "vm", "test")},
         "test": measured,
     }
     bundle = write_bundle(out, t.manifest(graphs, inputs, training), graphs)
+    stages.done()
     return bundle, measured
 
 

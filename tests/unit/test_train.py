@@ -66,6 +66,29 @@ def test_another_seed_gives_another_fm(trained: Bundle, data: Dataset, tmp_path:
     assert other.info.fm_hash != trained.info.fm_hash
 
 
+def test_a_run_broken_off_goes_on(
+    trained: Bundle, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken off behind the FM, the second run trains no FM, gives the same bundle and leaves nothing behind."""
+    settings = TrainSettings(preset="tiny", epochs=1, vm_epochs=1, threads=1)
+    phases: list[str] = []
+
+    def report(phase: str, done: int, of: int) -> None:
+        phases.append(phase)
+        if phase == "embedding candidates" and first:
+            raise KeyboardInterrupt
+
+    first = True
+    with pytest.raises(KeyboardInterrupt):
+        train(data, settings, tmp_path / "b", report)
+    first = False
+    phases.clear()
+    again, _ = train(data, settings, tmp_path / "b", report)
+    assert not {"FM", "FM state", "VM"} & set(phases)
+    assert again.manifest.graphs == trained.manifest.graphs
+    assert [p.name for p in tmp_path.iterdir()] == ["b"]
+
+
 def test_training_and_serving_feed_the_same_bits(trained: Bundle, data: Dataset, log: Path) -> None:
     """The columns training used, and what the runtime feeds its graphs for the same impressions encoded one at a
     time by a fresh encoder, are equal to the bit."""
