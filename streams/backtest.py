@@ -5,7 +5,8 @@ candidates write at `ts` is invisible to its impressions before `ts`. A delay be
 embedding is modelled exactly too: the ranker then asks as of ``now - delay``, in stores whose TTL is shorter by the
 delay, so an entry is seen from ``ts + delay`` on and until ``ts + ttl``.
 
-Catalogue records apply at the start of their block; give them before the events that need them, as a live start does.
+A catalogue record applies from its place in the log on: a block ends before a record of an item that the block has
+already mentioned. The result does not depend on the size of the blocks.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +30,7 @@ from streams.embedder import Embedder, Refresh
 from streams.gate import GateSettings
 from streams.ranker import Ranker
 from streams.verifier import Verifier
-from topics.errors import ContractError
+from topics.errors import ContractError, SettingsError
 from topics.events import Candidates, Event, Feedback, Impression, Item, RankedAds
 from topics.packed import EmbeddingChunk, encode_embedding
 
@@ -124,6 +124,13 @@ class _Joined:
 class Backtest:
     def __init__(self, runtime: Runtime, config: BacktestConfig, folder: Path) -> None:
         info = runtime.info
+        for key in ("pair_delay_ms", "state_delay_ms"):
+            delay_ms = getattr(config, key)
+            if not 0 <= delay_ms < config.store.ttl_ms:
+                raise SettingsError(
+                    f"backtest.{key}", delay_ms,
+                    f"give 0 or more and less than ttl_ms = {config.store.ttl_ms}: what comes later is never servable",
+                )  # fmt: skip
         self.runtime, self.config = runtime, config
         self.catalogue = Catalogue(info.spec)
         encoder = Encoder(info.spec, self.catalogue)
@@ -138,14 +145,16 @@ class Backtest:
             self._served = _Joined(
                 _Delayed(self._pairs, config.pair_delay_ms), _Delayed(self._states, config.state_delay_ms)
             )
-            self._opened = [self._computed, self._pairs, self._states]
+            self._opened = [
+                (self._computed, 0), (self._pairs, config.pair_delay_ms), (self._states, config.state_delay_ms)
+            ]  # fmt: skip
         else:
             self._pairs = self._states = self._computed
             self._served = self._computed  # type: ignore[assignment]
-            self._opened = [self._computed]
+            self._opened = [(self._computed, 0)]
 
     def close(self) -> None:
-        for store in self._opened:
+        for store, _ in self._opened:
             store.close()
 
     def block(self, events: list[Event]) -> tuple[list[Impression], list[RankedAds], Columns]:
@@ -179,9 +188,9 @@ class Backtest:
         if self.config.with_fm:
             columns["fm"] = self._fm(ranking.batch)
         newest = max(e.ts for e in events)
-        for store in self._opened:
-            if newest - store.clock_ms > self.config.store.ttl_ms // 8:
-                store.expire(newest)
+        for store, delay_ms in self._opened:
+            if newest - delay_ms - store.clock_ms > self.config.store.ttl_ms // 8:
+                store.expire(newest - delay_ms)  # on the clock that this store is asked by
         return shown, answers, columns
 
     def _fm(self, batch: PairBatch) -> F32:
@@ -279,9 +288,33 @@ def _scored(
 
 
 def _blocks(events: Iterable[Event], size: int) -> Iterator[list[Event]]:
-    it = iter(events)
-    while block := list(islice(it, size)):
+    """At most `size` events each, and cut where a catalogue record would reach back to what came before it."""
+    block: list[Event] = []
+    mentioned: set[str] = set()
+    looked_at = 0
+    for e in events:
+        if type(e) is Item:
+            for earlier in block[looked_at:]:
+                mentioned.update(_mentioned(earlier))
+            looked_at = len(block)
+            if str(e.id) in mentioned:
+                yield block
+                block, mentioned, looked_at = [], set(), 0
+        block.append(e)
+        if len(block) >= size:
+            yield block
+            block, mentioned, looked_at = [], set(), 0
+    if block:
         yield block
+
+
+def _mentioned(event: Event) -> Iterator[str]:
+    """Ids of the items whose features the event's columns may need."""
+    if isinstance(event, Candidates | Impression):
+        yield from map(str, event.items if isinstance(event, Candidates) else event.ads)
+        history = event.features.get("history")
+        if isinstance(history, list):
+            yield from map(str, history)
 
 
 def _shorter(store: StoreSettings, delay_ms: int) -> StoreSettings:

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from models import metrics
 from models.api import SOURCES, Runtime
 from models.catalogue import Catalogue
 from models.features import Encoder
 from streams.audit import check
+from streams.losses import NO_FEEDBACK, Judged, compare, transfer
+from streams.measures import AGE_BINS_MS, coverage_spans, histogram, quantiles, ratio
 from topics.errors import ContractError, InvalidEvent
 from topics.events import (
     Impression,
@@ -32,10 +33,11 @@ from topics.events import (
 from topics.packed import decode_embedding, decode_precompute
 from topics.tail import Record
 
+__all__ = [
+    "RunRecords", "build", "coverage_over_time", "histogram", "lines", "quantiles", "transfer", "transferred",
+]  # fmt: skip
+
 F32 = npt.NDArray[np.float32]
-BOOTSTRAPS = 200
-MIN_FM_GAIN = 0.01
-BINS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000)
 
 
 @dataclass(slots=True)
@@ -59,6 +61,7 @@ class _Pairs:
     solaris: list[F32] = field(default_factory=list)
     vm: list[F32] = field(default_factory=list)
     fm: list[F32] = field(default_factory=list)
+    source: list[npt.NDArray[np.int64]] = field(default_factory=list)
 
 
 def build(
@@ -87,14 +90,14 @@ def build(
         "ads": ads,
         "pairs": {"seen": seen, "accepted": accepted, "embedded": embedded, "saved": accepted - embedded},
         "states": states,
-        "hits_per_fm_call": _ratio(sources["direct"], embedded),
-        "fm_calls_per_impression": _ratio(embedded, found.impressions),
+        "hits_per_fm_call": ratio(sources["direct"], embedded),
+        "fm_calls_per_impression": ratio(embedded, found.impressions),
         "fm_calls_avoided": {
             "ranked_pairs": ads,
             "at_request_time": ads,
             "note": "pairs an FM in the critical path would have to score while the user waits; here it scores none",
         },
-        "coverage": {s: _ratio(sources[s], ads) for s in SOURCES},
+        "coverage": {s: ratio(sources[s], ads) for s in SOURCES},
         "age_ms": quantiles(ages),
         "lost": found.lost,
         "duplicated": found.duplicated,
@@ -103,76 +106,23 @@ def build(
         "models": {"vm": runtime.info.vm, "fm": runtime.info.fm, "device": runtime.device},
         "seconds": round(run.seconds, 2),
         "throughput": {
-            "impressions_per_s": _ratio(found.ranked, run.seconds),
-            "pairs_per_s": _ratio(embedded, run.seconds),
+            "impressions_per_s": ratio(found.ranked, run.seconds),
+            "pairs_per_s": ratio(embedded, run.seconds),
         },
     }
     report.update(_latencies(run))
+    report["histograms"]["age"] = histogram(ages, AGE_BINS_MS)
     report["coverage_over_time"] = coverage_over_time(list(answers.values()))
     report.update(_losses(topics, answers, runtime, fm_pairs))
     return report
 
 
-def quantiles(values: Sequence[float]) -> dict[str, float | None]:
-    if not len(values):
-        return {"p50": None, "p90": None, "p99": None, "max": None}
-    a = np.asarray(values, np.float64)
-    p50, p90, p99 = np.quantile(a, [0.5, 0.9, 0.99])
-    return {"p50": round(p50, 1), "p90": round(p90, 1), "p99": round(p99, 1), "max": round(float(a.max()), 1)}
-
-
-def histogram(values: Sequence[float], bins: Sequence[float] = BINS_MS) -> dict[str, list[float]]:
-    """Counts of values up to each bin's upper edge; the last count is what lies above all."""
-    edges = np.asarray(bins, np.float64)
-    counts = np.bincount(np.searchsorted(edges, np.asarray(values, np.float64)), minlength=len(edges) + 1)
-    return {"up_to_ms": list(map(float, bins)), "count": counts.tolist()}
-
-
 def coverage_over_time(answers: Sequence[RankedAds], buckets: int = 24) -> list[dict[str, Any]]:
     """Shares of ads by source in equal spans of event time."""
-    if not answers:
-        return []
-    times = np.array([a.ts for a in answers])
-    first, last = int(times.min()), int(times.max()) + 1
-    width = max(1, -(-(last - first) // buckets))
-    counts = [Counter[str]() for _ in range(buckets)]
-    for a in answers:
-        counts[(a.ts - first) // width].update(a.sources)
-    out = []
-    for k, c in enumerate(counts):
-        n = sum(c.values())
-        if n:
-            out.append({"ts": first + k * width, "ads": n, **{s: round(c[s] / n, 4) for s in SOURCES}})
-    return out
-
-
-def transfer(vm: F32, solaris: F32, fm: F32, label: F32, users: npt.NDArray[np.int64]) -> dict[str, Any]:
-    """Transfer ratio (LL_vm - LL_solaris) / (LL_vm - LL_fm) with a 95 % interval from a bootstrap over users [N].
-
-    None where it would say nothing: the FM's own gain is under 1 % or its interval spans zero.
-    """
-    losses = np.stack([metrics.losses(x, label) for x in (vm, solaris, fm)])
-    _, inverse = np.unique(users, return_inverse=True)
-    n = inverse.max() + 1
-    by_user = np.stack([np.bincount(inverse, weights=row, minlength=n) for row in losses])
-    rng = np.random.default_rng(0)
-    draws = by_user @ rng.multinomial(n, np.full(n, 1 / n), size=BOOTSTRAPS).T
-    gains = draws[0] - draws[2]
-    ll_vm, ll_solaris, ll_fm = losses.mean(axis=1)
-    gain = (ll_vm - ll_fm) / ll_vm
-    low, high = np.quantile(gains / draws[0], [0.025, 0.975])
-    out: dict[str, Any] = {"fm_gain": round(float(gain), 5), "fm_gain_interval": [round(low, 5), round(high, 5)]}
-    if gain < MIN_FM_GAIN or low <= 0:
-        return {"transfer_ratio": None, "transfer_ratio_interval": None, **out,
-                "transfer_note": "the FM's own gain over the VM is under 1 % or not certain: no ratio"}  # fmt: skip
-    ratios = (draws[0] - draws[1]) / gains
-    interval = np.quantile(ratios, [0.025, 0.975])
-    ratio = (ll_vm - ll_solaris) / (ll_vm - ll_fm)
-    return {
-        "transfer_ratio": round(float(ratio), 4),
-        "transfer_ratio_interval": [round(float(x), 4) for x in interval],
-        **out,
-    }
+    index = {name: k for k, name in enumerate(SOURCES)}
+    sizes = np.array([len(a.sources) for a in answers], np.int64)
+    ts = np.repeat(np.array([a.ts for a in answers], np.int64), sizes)
+    return coverage_spans(ts, np.array([index[s] for a in answers for s in a.sources], np.int64), buckets)
 
 
 def _seen(records: Sequence[Record]) -> int:
@@ -212,8 +162,6 @@ def _latencies(run: RunRecords) -> dict[str, Any]:
 def _losses(
     topics: dict[str, list[Record]], answers: dict[tuple[str, str], RankedAds], runtime: Runtime, fm_pairs: int
 ) -> dict[str, Any]:
-    nothing = {"log_loss": {"vm": None, "solaris": None, "fm": None}, "auc": {"vm": None, "solaris": None, "fm": None},
-               "transfer_ratio": None, "transfer_note": "no feedback in the log: no losses"}  # fmt: skip
     catalogue = Catalogue(runtime.info.spec)
     for r in topics["items"]:
         try:
@@ -237,7 +185,7 @@ def _losses(
         if e.id in clicked and (e.user, e.id) in answers and e.ads:
             known.append(e)
     if not known:
-        return nothing
+        return dict(NO_FEEDBACK)
     known.sort(key=lambda e: (e.ts, e.id))
     pairs = _Pairs()
     done = 0
@@ -245,18 +193,13 @@ def _losses(
         if done >= fm_pairs:
             break
         done = _score(known[i : i + 512], encoder, runtime, answers, clicked, pairs)
-    label, vm, solaris, fm = (np.concatenate(x) for x in (pairs.label, pairs.vm, pairs.solaris, pairs.fm))
-    splits = np.array(pairs.splits, np.int64)
-    by = {name: metrics.summary(x, label, splits) for name, x in (("vm", vm), ("solaris", solaris), ("fm", fm))}
-    users = np.repeat(np.array(pairs.users, np.uint64).view(np.int64), np.diff(splits))
-    return {
-        "log_loss": {k: v["log_loss"] for k, v in by.items()},
-        "auc": {k: v["auc"] for k, v in by.items()},
-        "metrics": by,
-        "pairs_with_feedback": len(label),
-        "ctr": round(float(label.mean()), 6),
-        **transfer(vm, solaris, fm, label, users),
-    }
+    logits = {"vm": pairs.vm, "solaris": pairs.solaris, "fm": pairs.fm}
+    judged = Judged(
+        label=np.concatenate(pairs.label), logits={m: np.concatenate(x) for m, x in logits.items()},
+        splits=np.array(pairs.splits, np.int64), users=np.array(pairs.users, np.uint64),
+        source=np.concatenate(pairs.source),
+    )  # fmt: skip
+    return compare(judged)
 
 
 def _score(
@@ -276,14 +219,13 @@ def _score(
         scores[answer.positions] = answer.scores
         p = np.clip(scores, 1e-7, 1 - 1e-7)
         out.solaris.append(np.log(p / (1 - p)).astype(np.float32))
+        source = np.empty(len(e.ads), np.int64)
+        source[answer.positions] = [SOURCES.index(s) for s in answer.sources]
+        out.source.append(source)
         out.label.append(np.array([str(ad) in clicked[e.id] for ad in e.ads], np.float32))
         out.users.append(int(batch.users[b]))
         out.splits.append(out.splits[-1] + len(e.ads))
     return out.splits[-1]
-
-
-def _ratio(a: float, b: float) -> float | None:
-    return round(a / b, 5) if b else None
 
 
 def lines(report: dict[str, Any]) -> list[str]:
@@ -298,13 +240,6 @@ def lines(report: dict[str, Any]) -> list[str]:
     def hours(q: dict[str, float | None]) -> str:
         return "none" if q["p50"] is None else f"p50 {q['p50'] / 3.6e6:.1f} h, p99 {(q['p99'] or 0) / 3.6e6:.1f} h"
 
-    ratio = report["transfer_ratio"]
-    interval = report.get("transfer_ratio_interval") or [0, 0]
-    shown = (
-        report.get("transfer_note", "")
-        if ratio is None
-        else f"{ratio:.0%} of the FM's gain (95 %: {interval[0]:.0%} to {interval[1]:.0%})"
-    )
     return [
         f"ranked      {report['requests']:,} impressions, {report['ads']:,} ads; lost {report['lost']}, "
         f"duplicated {report['duplicated']} (by reading the topics back)",
@@ -313,7 +248,7 @@ def lines(report: dict[str, Any]) -> list[str]:
         "coverage    " + ", ".join(f"{s} {c[s]:.1%}" for s in SOURCES),
         f"age         of direct embeddings when used: {hours(report['age_ms'])}",
         f"log loss    VM {_loss(loss['vm'])}, SOLARIS {_loss(loss['solaris'])}, FM {_loss(loss['fm'])}",
-        f"transfer    {shown}",
+        f"transfer    {transferred(report)}",
         f"cost        {report['fm_calls_per_impression'] or 0:.1f} FM calls an impression, "
         f"{report['hits_per_fm_call'] or 0:.2f} direct hits an FM call; none while a user waits",
         f"freshness   user event to rankable state: {ms(report['freshness_ms'])}; "
@@ -322,6 +257,15 @@ def lines(report: dict[str, Any]) -> list[str]:
         f"throughput  {report['throughput']['impressions_per_s'] or 0:,.0f} impressions/s, "
         f"{report['throughput']['pairs_per_s'] or 0:,.0f} FM pairs/s, {report['seconds']:.0f} s of replay",
     ]
+
+
+def transferred(report: dict[str, Any]) -> str:
+    """The transfer ratio in words."""
+    found = report["transfer_ratio"]
+    if found is None:
+        return str(report.get("transfer_note", ""))
+    low, high = report.get("transfer_ratio_interval") or (found, found)
+    return f"{found:.0%} of the FM's gain (95 %: {low:.0%} to {high:.0%})"
 
 
 def _loss(x: float | None) -> str:
