@@ -15,7 +15,7 @@ import msgspec
 from streams.audit import read_all
 from topics.kafka import KafkaSettings
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 class Roles:
