@@ -14,6 +14,7 @@ from models.features import Encoder
 from state.api import ChangelogRecord
 from state.restore import RestoreReporter, plan_restore
 from state.store import RocksStore, open_store
+from streams import failpoints
 from streams.backlog import Backlog
 from streams.clock import EventClock
 from streams.decoding import keyed_events, precompute_requests
@@ -73,6 +74,7 @@ class Stores:
                 own.discard(offset)
             else:
                 records.append(ChangelogRecord(offset, value or b""))
+        failpoints.hit_soon("in_write")
         result = self.by_partition[partition].apply(records, next_offset)
         self._tally(result.applied, result.pairs, result.expired, result.rejected, partition)
         restore = self._restores.get(partition)
@@ -89,6 +91,7 @@ class Stores:
             return
         behind = store.position or 0
         ahead = [r for r in records if r.offset >= behind]
+        failpoints.hit_soon("in_write")
         store.apply(ahead, next_offset=behind)
         self._own[partition].update(r.offset for r in ahead)
 
