@@ -87,6 +87,14 @@ class Loop:
 class Http:
     host: str = setting("127.0.0.1", "address the metrics and pages listen on")
     port: int = setting(0, "0: off", low=0, high=65_535)
+    monitor_port: int = setting(6066, "where the monitor serves its page", low=1, high=65_535)
+
+
+@dataclass(frozen=True, slots=True)
+class Monitor:
+    sample_share: float = setting(1.0, "share of the impressions looked at, chosen by a hash of the id", above=0, high=1)
+    feedback_window_ms: int = setting(600_000, "an impression waits so long for its feedback", low=1_000)
+    keep_ms: int = setting(3_600_000, "how far back the monitor's figures go", low=60_000, high=86_400_000)
 
 
 _GROUPS: dict[str, type] = {
@@ -98,6 +106,7 @@ _GROUPS: dict[str, type] = {
     "ranker": Ranker,
     "loop": Loop,
     "http": Http,
+    "monitor": Monitor,
 }
 # Bounds of the two groups that are declared beside their users.
 _BOUNDS: dict[str, tuple[float | None, float | None]] = {
@@ -150,6 +159,7 @@ class Settings:
     ranker: Ranker = field(default_factory=Ranker)
     loop: Loop = field(default_factory=Loop)
     http: Http = field(default_factory=Http)
+    monitor: Monitor = field(default_factory=Monitor)
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """key -> where its value came from; keys that are not in it have their default"""
 
@@ -235,6 +245,11 @@ def _check(s: Settings) -> None:
         raise SettingsError(
             "kafka.retention_ms.embeddings", kept,
             f"a store that is rebuilt needs max(store.ttl_ms, store.window_ms) = {need} of it",
+        )  # fmt: skip
+    if s.monitor.keep_ms < s.monitor.feedback_window_ms:
+        raise SettingsError(
+            "monitor.keep_ms", s.monitor.keep_ms,
+            f"is shorter than monitor.feedback_window_ms = {s.monitor.feedback_window_ms}: joins would find no figures",
         )  # fmt: skip
     if s.store.window_ms < s.store.ttl_ms:
         raise SettingsError(
