@@ -149,7 +149,7 @@ def measure_lookups(
     """Zipf look-ups after as many to warm the caches, and the baseline's: short slices by turns, so that whatever
     else the machine does meets both; medians over the slices."""
     zipf = zipf_cdf(source.case.users)
-    for q in [source.question(requests, zipf) for _ in range(max(20, 40_000 // requests))]:
+    for q in [source.question(requests, zipf) for _ in range(max(40_000, 3 * source.case.users) // requests)]:
         store.lookup(**q)
     if base is not None:
         for q in [source.question(1, zipf) for _ in range(1000)]:
@@ -310,7 +310,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--dir", type=Path, help="where the stores are made (default: a temporary directory)")
     args = parser.parse_args()
-    settings = StoreSettings(cache_bytes=256 << 20)
+    settings = StoreSettings(cache_bytes=1 << 30)
     cases = [Case(1_000_000, 17, settings)]
     if not args.quick:
         cases += [Case(1_000_000, 64, settings), Case(10_000_000, 17, settings)]

@@ -17,6 +17,7 @@ import errno
 import logging
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ def reopen(path: Path, settings: StoreSettings, owner: Ownership) -> Database:
     if (path / REBUILD).exists():
         _wipe(path, "it was found damaged while in use")
         rebuilt = True
-    cache = Cache(max(1 << 20, settings.cache_bytes // 4))
+    cache = Cache(max(1 << 20, settings.cache_bytes // 8))
     options = segment_options(settings, cache)
     while True:
         reason: object
@@ -138,10 +139,20 @@ def _open_rocksdb(path: Path, settings: StoreSettings, options: Options) -> tupl
     return db, names
 
 
+def user_cache_bytes(settings: StoreSettings) -> int:
+    """Of `cache_bytes`, three quarters hold users ready to be looked up; RocksDB's block cache and its write buffers
+    share the rest."""
+    return settings.cache_bytes * 3 // 4
+
+
+def write_buffer_bytes(settings: StoreSettings) -> int:
+    return max(MIN_WRITE_BUFFER_BYTES, settings.cache_bytes // 8)
+
+
 def database_options(settings: StoreSettings) -> Options:
     o = Options(raw_mode=True)
     o.create_if_missing(True)
-    buffer = max(MIN_WRITE_BUFFER_BYTES, settings.cache_bytes // 4)
+    buffer = write_buffer_bytes(settings)
     o.set_db_write_buffer_size(buffer)
     # The log is kept until every column family in it is flushed; old segments are idle, so it must force them.
     o.set_max_total_wal_size(buffer)
@@ -161,7 +172,7 @@ def segment_options(settings: StoreSettings, cache: Cache) -> Options:
     o.set_block_based_table_factory(b)
     o.set_prefix_extractor(SliceTransform.create_fixed_prefix(_USER_BYTES))
     o.set_memtable_prefix_bloom_ratio(0.05)
-    o.set_write_buffer_size(max(MIN_WRITE_BUFFER_BYTES, settings.cache_bytes // 4))
+    o.set_write_buffer_size(write_buffer_bytes(settings))
     o.set_compression_type(DBCompressionType.none())
     return o
 
@@ -203,6 +214,15 @@ def writable(path: Path) -> bool:
 def free_bytes(path: Path) -> int:
     s = os.statvfs(path)
     return s.f_bavail * s.f_frsize
+
+
+def disk_bytes(path: Path) -> int:
+    total = 0
+    for entry in os.scandir(path):
+        # RocksDB deletes files while we look.
+        with suppress(FileNotFoundError):
+            total += entry.stat(follow_symlinks=False).st_size if entry.is_file(follow_symlinks=False) else 0
+    return total
 
 
 def _full(path: Path, e: OSError) -> StoreError:

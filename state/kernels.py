@@ -320,6 +320,8 @@ def lookup(
     for b in range(first, last):
         lo = splits[b]
         hi = splits[b + 1]
+        if lo < 0 or hi < lo or hi > len(items):
+            raise ValueError("splits do not ascend within the items")
         _zero(flat_vectors[lo * dim : hi * dim])
         _zero(flat_topic_mean[lo * dim : hi * dim])
         ts_out[lo:hi] = -1

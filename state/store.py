@@ -41,7 +41,7 @@ class RocksStore:
         self._times = segments.Times.of(settings)
         self._turn = threading.RLock()
         self._counts = dict.fromkeys(("applied", "pairs", "expired", "rejected", "segments_dropped"), 0)
-        self._cache = UserCache(settings.cache_bytes // 2)
+        self._cache = UserCache(database.user_cache_bytes(settings))
         self._failed = False
         """RocksDB refused a write and takes no more until it is opened again"""
         warm.warm_up()
@@ -130,6 +130,11 @@ class RocksStore:
             self._opened()
             users, items = _input(users, np.uint64), _input(items, np.uint64)
             splits, now, topics = _input(splits, np.int64), _input(now_ms, np.int64), _input(topics, np.uint32)
+            if len(splits) != len(users) + 1 or len(now) != len(users) or len(topics) != len(items):
+                raise ValueError(
+                    f"{len(users)} users, {len(splits)} splits, {len(now)} times; {len(items)} items, "
+                    f"{len(topics)} topics: expected B, B + 1, B; N, N"
+                )
             out = unfilled_lookup(len(users), len(items), dims)
             missing = np.empty(len(users), np.int64)
             start, emptied = 0, False
@@ -138,6 +143,7 @@ class RocksStore:
                 if end == start and emptied:  # this user alone is larger than the cache
                     loaded = Loaded()
                     self._read_user(int(users[start]), loaded)
+                    self._cache.misses += 1
                     arena = arena_of(loaded)
                     end = start + 1
                 else:
@@ -155,15 +161,20 @@ class RocksStore:
         wanted: dict[int, int] = {}
         for b in missing[:n].tolist():
             wanted.setdefault(int(users[b]), b)
+        taken = 0
         if wanted:
-            loaded = Loaded()
-            for user in wanted:
+            young, loaded = self._cache.young, Loaded()
+            room = young.capacity - int(young.counts[0])
+            for user, b in wanted.items():
+                if loaded.size > room:
+                    end = b
+                    break
                 self._read_user(user, loaded)
-            taken = self._cache.young.admit(loaded)
-            if taken < len(wanted):
+            taken = young.admit(loaded)
+            if taken < len(loaded.users):
                 end = wanted[loaded.users[taken]]
-        self._cache.hits += end - start - len(wanted)
-        self._cache.misses += len(wanted)
+        self._cache.hits += max(0, end - start - taken)
+        self._cache.misses += taken
         return end
 
     def _read_user(self, user: int, into: Loaded) -> None:
@@ -259,7 +270,7 @@ class RocksStore:
                 "clock_ms": self.clock_ms,
                 "segments": len(self._families),
                 "chunks": sum(f.property_int_value("rocksdb.estimate-num-keys") or 0 for f in self._families.values()),
-                "disk_bytes": sum(p.stat().st_size for p in self.path.iterdir() if p.is_file()),
+                "disk_bytes": database.disk_bytes(self.path),
                 "memtable_bytes": sum(
                     f.property_int_value("rocksdb.cur-size-all-mem-tables") or 0 for f in self._families.values()
                 ),
