@@ -15,8 +15,8 @@ import threading
 import time
 
 POINTS = (
-    "after_core", "after_produce", "before_commit", "after_commit", "in_write", "after_apply", "in_restore", "in_assign",
-    "in_revoke",
+    "after_core", "after_produce", "before_commit", "after_commit", "in_write", "after_apply", "in_restore",
+    "in_assign", "in_revoke",
 )  # fmt: skip
 _WITHIN_S = 0.001
 
