@@ -4,24 +4,33 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from streams.monitor.blocks import BLOCK_MS, Blocks, Labelled, upper_ms
 from streams.monitor.processes import STALE_MS, Processes
 
 SOURCES = ("direct", "topic", "state", "aggregate", "similar", "none")
-VM_ALONE = "the ranked-ads message carries SOLARIS' score only; `solaris demo` and `solaris backtest` compare with the VM"
+VM_ALONE = (
+    "the ranked-ads message carries SOLARIS' score only; `solaris demo` and `solaris backtest` compare with the VM"
+)
 
 
 @dataclass(slots=True)
 class View:
-    """Everything that is known, and how it is shown. `lag`: role -> records it has not committed yet."""
+    """Everything that is known, and how it is shown."""
 
     blocks: Blocks
     processes: Processes
     share: float
-    lag: Mapping[str, int]
+    lag: Mapping[str, int] = field(default_factory=dict)
+    """role -> records it has not committed yet"""
+    ready: bool = False
+    """tables recovered"""
+
+    @property
+    def keep_ms(self) -> int:
+        return self.processes.keep_ms
 
     def figures(self, span_ms: int, now_ms: int) -> dict[str, Any]:
         """The last `span_ms`, up to and including the window that is still open."""
@@ -140,4 +149,3 @@ def _ratio(a: float, b: float) -> float | None:
 
 def _start(ts_ms: int) -> int:
     return ts_ms - ts_ms % BLOCK_MS
-

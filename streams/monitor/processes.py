@@ -1,8 +1,8 @@
 """What the processes of the roles say about themselves on `stats`, by process and ten-second window. Pure.
 
 Counters are running totals of one process, so a window's row is set to its first and last record, never added to:
-reading records again changes nothing. What was done in a span is the difference of two totals, process by process; a restarted
-process has another pid and begins at zero.
+reading records again changes nothing. What was done in a span is the difference of two totals, process by process; a
+restarted process has another pid and begins at zero.
 """
 
 from __future__ import annotations
