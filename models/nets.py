@@ -196,8 +196,12 @@ class PairFm(nn.Module):
 
     def fit_projection(self, hidden: Tensor) -> None:
         centre = hidden.mean(0)
-        _, deviation, axes = torch.linalg.svd(hidden - centre, full_matrices=False)
         k = self.size.embedding
+        if hidden.shape[1] <= 256:
+            _, deviation, axes = torch.linalg.svd(hidden - centre, full_matrices=False)
+        else:  # a full decomposition of a wide layer takes minutes; the leading axes are all that is used
+            _, deviation, axes = torch.svd_lowrank(hidden - centre, q=k + 8, niter=4)
+            axes = axes.T
         scale = (len(hidden) ** 0.5) / deviation[:k].clamp_min(1e-3 * float(deviation[0]))
         self.project.copy_(axes[:k] * scale.unsqueeze(-1))
         self.centre.copy_(centre)

@@ -8,8 +8,8 @@ from topics.errors import SettingsError
 FM: dict[str, FmSize] = {
     "tiny": FmSize(16, 32, 1, 4, 1024, 0, 512),
     "small": FmSize(24, 64, 2, 4, 2048, 0, 1024),
-    "large": FmSize(128, 2048, 4, 8, 1 << 16, 1 << 18, 1 << 14),
-    "xl": FmSize(384, 12288, 4, 16, 1 << 17, 1 << 20, 1 << 15),
+    "large": FmSize(128, 1664, 4, 8, 1 << 16, 1 << 18, 1 << 14),
+    "xl": FmSize(384, 8960, 4, 16, 1 << 17, 1 << 20, 1 << 15),
 }
 """tiny for tests, small for the demo, large about 20 MFLOP a pair, xl about 500."""
 

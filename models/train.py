@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -138,7 +139,9 @@ class Trainer:
 
     def _train_state(self, validate: list[tuple[PairBatch, Tensor, I64]]) -> StateFm:
         self._seed(2)
-        state = StateFm(self.spec, self.fm_size).to(self.settings.device)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Initializing zero-element")  # a log without item features
+            state = StateFm(self.spec, self.fm_size).to(self.settings.device)
         if self._finished("fm_state", state):
             return state.cpu()
         self._fit_columns([state.columns], [], self.parts.fm)
