@@ -43,6 +43,8 @@ LAG_EVERY_S = 10.0
 class _Committed(driver.AIOKafkaConsumerThread):
     """Faust reads committed records only where it uses transactions itself; the roles' aborted ones are not results."""
 
+    logger = driver.logger
+
     def _create_worker_consumer(self, transport: Any) -> Any:
         reader = super()._create_worker_consumer(transport)
         reader._isolation_level = "read_committed"
@@ -50,6 +52,8 @@ class _Committed(driver.AIOKafkaConsumerThread):
 
 
 class _Consumer(driver.Consumer):
+    logger = driver.logger
+
     def _new_consumer_thread(self) -> _Committed:
         return _Committed(self, loop=self.loop, beacon=self.beacon)
 
@@ -61,6 +65,8 @@ class _Transport(driver.Transport):
 class _OnePartition(faust.Table):
     """Rows are few and there is one monitor: one changelog partition, whatever the topics have."""
 
+    logger = logging.getLogger("faust.tables")
+
     def partition_for_key(self, key: Any) -> int:
         return 0
 
@@ -68,6 +74,9 @@ class _OnePartition(faust.Table):
 def run(settings: Settings) -> None:
     """Until SIGTERM or Ctrl-C. Raises `SolarisError` when it cannot start or go on."""
     require(settings.kafka)
+    if log.getEffectiveLevel() >= logging.INFO:  # every start and stop of every part of it
+        for name in ("faust", "mode", "aiokafka"):
+            logging.getLogger(name).setLevel(logging.WARNING)
     auth = credentials(settings.kafka.properties)
     m = settings.monitor
     since_ms = rewind(settings.kafka, m.keep_ms, m.feedback_window_ms, _now_ms())
@@ -97,6 +106,8 @@ async def _serve(settings: Settings, auth: Any, view: View) -> None:
 
 def build(settings: Settings, auth: Any, view: View) -> faust.App:
     kafka = settings.kafka
+    folder = settings.store.dir / "monitor"  # Faust wants one, though its tables are in memory
+    folder.mkdir(parents=True, exist_ok=True)
     app = faust.App(
         group_name(kafka, "monitor"),
         broker=broker_urls(kafka.bootstrap),
@@ -105,7 +116,7 @@ def build(settings: Settings, auth: Any, view: View) -> faust.App:
         broker_heartbeat_interval=2.0,
         consumer_auto_offset_reset="earliest",
         store="memory://",
-        datadir=str(settings.store.dir / "monitor"),
+        datadir=str(folder),
         Table=_OnePartition,
         topic_partitions=1,
         topic_replication_factor=kafka.replication,
