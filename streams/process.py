@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -20,54 +21,67 @@ _LIVE_S = 60.0
 
 def run_role(role: str, settings: Settings) -> None:
     """Runs until a signal. Returns after a clean stop; raises what made it impossible to go on."""
-    from models.runtime import open_runtime
-    from streams.backlog import Backlog
-    from streams.health import HealthServer
-    from streams.loop import Loop
-    from streams.reporter import Reporter
-    from streams.roles import PairLane, RankerStep, StateLane, VerifierStep
     from topics.admin import require
 
     stopping = threading.Event()
     _on_signals(stopping)
     instance = Instance(settings.store.dir, role, settings.loop.instance_id)
-    require(settings.kafka)
-    runtime = open_runtime(settings.model.bundle, settings.model.device, settings.model.threads)
+    try:
+        require(settings.kafka)
+        while _serve(role, settings, instance.name, stopping):
+            log.warning("%s: starting again with a bundle of another feature spec", role)
+    finally:
+        instance.release()
+
+
+def _serve(role: str, settings: Settings, instance: str, stopping: threading.Event) -> bool:
+    """Runs the role's loops until `stopping`. True: start again, the bundle has another feature spec."""
+    from models.runtime import open_runtime
+    from streams.backlog import Backlog
+    from streams.bundles import BundleWatch
+    from streams.health import HealthServer
+    from streams.loop import Loop
+    from streams.reporter import Reporter
+    from streams.roles import PairLane, RankerStep, StateLane, VerifierStep
+
+    model = settings.model
+
+    def load() -> Any:
+        return open_runtime(model.bundle, model.device, model.threads)
+
     backlog = None
     steps: list[Any]
     if role == "verifier":
         backlog = Backlog(settings.kafka)
-        backlog.start()
-        steps = [VerifierStep(runtime, settings, backlog)]
+        steps = [VerifierStep(load(), settings, backlog)]
     elif role == "embedder":
         # A session of its own for the quick lane, so that it never waits for the heavy one.
-        light = open_runtime(settings.model.bundle, settings.model.device, settings.model.threads)
-        steps = [StateLane(light, settings), PairLane(runtime, settings)]
+        steps = [StateLane(load(), settings), PairLane(load(), settings)]
     else:
-        steps = [RankerStep(runtime, settings)]
-    for s in steps:
-        s.runtime.warm_up()
-    loops = [Loop(step, settings, instance.name) for step in steps]
+        steps = [RankerStep(load(), settings)]
+    watch = BundleWatch(model.bundle, [s.runtime for s in steps], load, model.reload_s)
+    for k, s in enumerate(steps):
+        s.next_runtime = partial(watch.take, k)
+    loops = [Loop(step, settings, instance) for step in steps]
     failures: list[BaseException] = []
-    threads = [
-        threading.Thread(target=_run_loop, args=(loop, failures, stopping), name=loop.step.role) for loop in loops
-    ]
+    ended = threading.Event()
+    threads = [threading.Thread(target=_run_loop, args=(loop, failures, ended), name=loop.step.role) for loop in loops]
 
     def status() -> dict[str, Any]:
         now = time.monotonic()
-        counters: dict[str, int] = {}
+        counters: dict[str, int] = {"bundles_accepted": watch.accepted, "bundles_refused": watch.refused}
         for loop in loops:
             prefix = "" if len(loops) == 1 else f"{loop.step.role.replace('-', '_')}_"
             counters.update({prefix + k: v for k, v in loop.totals().items()})
         return {
             "role": role,
-            "instance": instance.name,
+            "instance": instance,
             "pid": os.getpid(),
             "live": all(now - loop.heartbeat < _LIVE_S for loop in loops),
             "ready": all(loop.ready for loop in loops),
-            "device": runtime.device,
-            "vm": runtime.info.vm,
-            "fm": runtime.info.fm,
+            "device": steps[0].runtime.device,
+            "vm": watch.info.vm,
+            "fm": watch.info.fm,
             "partitions": {loop.step.role: loop.partitions for loop in loops},
             "counters": counters,
         }
@@ -78,12 +92,15 @@ def run_role(role: str, settings: Settings) -> None:
         server.start()
     reporter = Reporter(settings.kafka, role, status)
     reporter.start()
-    log.info("%s: instance %s on %s, bundle %s", role, instance.name, runtime.device, settings.model.bundle)
+    if backlog is not None:
+        backlog.start()
+    watch.start()
+    log.info("%s: instance %s on %s, bundle %s", role, instance, steps[0].runtime.device, model.bundle)
     for t in threads:
         t.start()
     try:
         while any(t.is_alive() for t in threads):
-            if stopping.wait(0.2):
+            if stopping.wait(0.2) or ended.is_set() or watch.restart_wanted.is_set():
                 for loop in loops:
                     loop.stop()
                 for t in threads:
@@ -93,26 +110,27 @@ def run_role(role: str, settings: Settings) -> None:
                 log.critical("%s: the Kafka client does not come back from a call; leaving, nothing is committed", role)
                 os._exit(3)
     finally:
+        watch.stop()
         reporter.stop()
         if backlog is not None:
             backlog.stop()
         if server is not None:
             server.stop()
-        instance.release()
     if failures:
         raise failures[0]
     if any(t.is_alive() for t in threads):
         log.error("%s: not stopped inside the deadline; leaving, nothing unfinished was committed", role)
         os._exit(1)
+    return watch.restart_wanted.is_set() and not stopping.is_set()
 
 
-def _run_loop(loop: Any, failures: list[BaseException], stopping: threading.Event) -> None:
+def _run_loop(loop: Any, failures: list[BaseException], ended: threading.Event) -> None:
     try:
         loop.run()
     except BaseException as e:
         failures.append(e)
     finally:
-        stopping.set()
+        ended.set()
 
 
 def _on_signals(stopping: threading.Event) -> None:

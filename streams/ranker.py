@@ -99,6 +99,11 @@ class Ranker:
     def __post_init__(self) -> None:
         self._items = ItemVectors(self.runtime, self.encoder.catalogue)
 
+    def swap(self, runtime: Runtime) -> None:
+        """Goes on with another model of the same feature spec; item vectors are computed anew."""
+        self.runtime = runtime
+        self._items = ItemVectors(runtime, self.encoder.catalogue)
+
     @property
     def dims(self) -> StoreDims:
         info = self.runtime.info

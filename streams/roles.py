@@ -129,6 +129,8 @@ class BaseStep:
         self.catalogue = Catalogue(runtime.info.spec)
         self.encoder = Encoder(runtime.info.spec, self.catalogue)
         self.counters: Counter[str] = Counter()
+        self.next_runtime: Callable[[], Runtime | None] = lambda: None
+        """asked between batches for a model to go on with; it has the same feature spec"""
 
     def enough(self, records: int, value_bytes: int) -> bool:
         return True
@@ -166,7 +168,16 @@ class BaseStep:
         self.counters["items"] += len(good)
 
     def idle(self) -> None:
-        pass
+        fresh = self.next_runtime()
+        if fresh is not None:
+            old, self.runtime = self.runtime, fresh
+            self.swap(fresh)
+            old.close()
+            self.counters["bundles_swapped"] += 1
+
+    def swap(self, runtime: Runtime) -> None:
+        """Gives the core another model; counters, gates and stores stay."""
+        raise AssertionError(f"{type(self).__name__} has no core to swap")
 
     def totals(self) -> Mapping[str, int]:
         return self.counters
@@ -186,6 +197,9 @@ class VerifierStep(BaseStep):
         self.core = Verifier(runtime, self.encoder, self._gates)
         self.backlog = backlog
         self._closed: Counter[str] = Counter()
+
+    def swap(self, runtime: Runtime) -> None:
+        self.core.runtime = runtime
 
     def open(self, partition: int, metadata: str | None, log: tuple[int, int] | None) -> int | None:
         self.core.gates[partition] = Gate.load(self._gates, metadata)
@@ -232,6 +246,9 @@ class StateLane(BaseStep):
         super().__init__(runtime, settings)
         self.core = Embedder(runtime, self.encoder, settings.embedder.refresh, settings.store.ttl_ms)
 
+    def swap(self, runtime: Runtime) -> None:
+        self.core.runtime = runtime
+
     def run(self, records: Sequence[Record]) -> StepResult:
         spec = self.runtime.info.spec
         requests, sources, dead = precompute_requests(
@@ -264,6 +281,9 @@ class PairLane(BaseStep):
         self.core = Embedder(runtime, self.encoder, settings.embedder.refresh, settings.store.ttl_ms)
         self.stores = Stores(settings.store.dir / self.role, settings)
         self.linger_s = settings.embedder.batch_age_ms / 1000
+
+    def swap(self, runtime: Runtime) -> None:
+        self.core.runtime = runtime
 
     def enough(self, records: int, value_bytes: int) -> bool:
         return value_bytes >= _BYTES_PER_PAIR * self.settings.embedder.batch_pairs
@@ -325,6 +345,9 @@ class RankerStep(BaseStep):
         self._restoring: set[int] = set()
         self._clock = clock
         self.restore_deadline_s = settings.ranker.restore_deadline_s
+
+    def swap(self, runtime: Runtime) -> None:
+        self.core.swap(runtime)
 
     def open(self, partition: int, metadata: str | None, log: tuple[int, int] | None) -> int | None:
         self._restoring.add(partition)

@@ -40,6 +40,7 @@ class Model:
     bundle: Path = setting(DEMO_BUNDLE, "folder of the model bundle")
     device: Literal["cpu", "cuda"] = setting("cpu", "device the FM runs on; refused when it is not there")
     threads: int = setting(1, "threads of one inference session on a CPU", low=1, high=1024)
+    reload_s: float = setting(5.0, "how often the bundle folder is looked at for a new bundle; 0: never", low=0)
 
 
 @dataclass(frozen=True, slots=True)

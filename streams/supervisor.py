@@ -88,17 +88,18 @@ class Supervisor:
                 self._spawn(c)
 
     def stop(self) -> None:
+        # One deadline for all of them.
+        deadline = Deadline(self.shutdown_deadline_s + 10.0)
         for role in self.counts:
             of_role = [c for c in self.children if c.role == role and c.process is not None]
             for c in of_role:
                 assert c.process is not None
                 if c.process.poll() is None:
                     c.process.send_signal(signal.SIGTERM)
-            deadline = Deadline(self.shutdown_deadline_s + 10.0)
             for c in of_role:
                 assert c.process is not None
                 try:
-                    c.process.wait(deadline.left())
+                    c.process.wait(max(1.0, deadline.left()))
                 except subprocess.TimeoutExpired:
                     log.error("%s did not stop inside the deadline; killed", c.name)
                     c.process.kill()

@@ -1,0 +1,113 @@
+"""A bundle replaced while a role runs: the new one is loaded and checked aside, and taken between two batches.
+
+The folder is looked at every `model.reload_s`. What changes is tried once it has stood still for one look, so that a
+copy in progress is not taken for a bundle; a bad bundle is refused loudly (once) and the old one goes on serving.
+
+A bundle with the same feature spec is swapped in between two batches of a step. One with another spec changes what the
+catalogue and the packed requests mean: the role then restarts its loops in place, from what is committed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import msgspec
+
+from models.api import Runtime
+from models.bundle import read_bundle
+from topics.errors import SolarisError
+
+log = logging.getLogger(__name__)
+
+Signature = tuple[tuple[str, int, int, int], ...]
+
+
+def signature(folder: Path) -> Signature:
+    """What tells one state of a folder from another: its files' names, sizes, times and inodes."""
+    try:
+        return tuple(
+            sorted((f.name, s.st_size, s.st_mtime_ns, s.st_ino) for f in folder.iterdir() for s in (f.stat(),))
+        )
+    except OSError:
+        return ()
+
+
+class BundleWatch:
+    """`load` opens the bundle on the role's device, as often as there are steps. `take(k)` is for step k's worker."""
+
+    def __init__(self, folder: Path, runtimes: list[Runtime], load: Callable[[], Runtime], every_s: float) -> None:
+        self._folder, self._load, self._every_s = folder, load, every_s
+        self.info = runtimes[0].info
+        self._next: list[SimpleQueue[Runtime]] = [SimpleQueue() for _ in runtimes]
+        self._tried = self._seen = signature(folder)
+        self._current = _identity(folder)
+        self.restart_wanted = threading.Event()
+        """set when the new bundle has another feature spec"""
+        self.accepted = 0
+        self.refused = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="bundle-watch", daemon=True)
+
+    def start(self) -> None:
+        if self._every_s > 0:
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(10.0)
+
+    def take(self, step: int) -> Runtime | None:
+        """The runtime that step k is to go on with, once."""
+        newest = None
+        while True:
+            try:
+                newest = self._next[step].get_nowait()
+            except Empty:
+                return newest
+
+    def look(self) -> None:
+        """One look at the folder."""
+        now = signature(self._folder)
+        if now == self._tried:
+            return
+        if now != self._seen:
+            self._seen = now  # still moving, perhaps: wait for the next look
+            return
+        self._tried = now
+        try:
+            identity = _identity(self._folder)
+            if identity == self._current:
+                return
+            fresh = [self._load() for _ in self._next]
+        except (SolarisError, OSError) as e:
+            self.refused += 1
+            log.error("bundle %s is refused, %s and %s go on serving: %s", self._folder, self.info.vm, self.info.fm, e)
+            return
+        self._current = identity
+        self.accepted += 1
+        old, self.info = self.info, fresh[0].info
+        log.warning("bundle %s: %s, %s take over from %s, %s", self._folder, self.info.vm, self.info.fm, old.vm, old.fm)
+        if self.info.spec != old.spec:
+            for runtime in fresh:
+                runtime.close()
+            self.restart_wanted.set()
+            return
+        for queue, runtime in zip(self._next, fresh, strict=True):
+            queue.put(runtime)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._every_s):
+            try:
+                self.look()
+            except Exception:  # a watch that dies would leave an old model serving for ever, unnoticed
+                log.exception("looking at bundle %s failed; trying again", self._folder)
+
+
+def _identity(folder: Path) -> str:
+    """All that the pipeline reads of a manifest, the graphs' hashes among it."""
+    return repr(msgspec.structs.replace(read_bundle(folder).manifest, training={}))

@@ -1,0 +1,101 @@
+"""A bundle replaced while a role runs: checked aside, taken between batches; a bad one is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from models.runtime import OnnxRuntime, open_runtime
+from streams.bundles import BundleWatch
+from streams.settings import DEMO_BUNDLE
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(DEMO_BUNDLE, tmp_path / "bundle"))
+
+
+def watch(folder: Path, steps: int = 1) -> BundleWatch:
+    first: OnnxRuntime = open_runtime(folder)
+    return BundleWatch(folder, [first] * steps, lambda: open_runtime(folder), 0)
+
+
+def edit(folder: Path, change) -> None:
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def test_a_new_version_is_taken_once_by_each_step_after_it_stood_still(folder: Path) -> None:
+    w = watch(folder, steps=2)
+    edit(folder, lambda m: m["fm"].update(version="2"))
+    w.look()
+    assert w.take(0) is None, "it may still be moving"
+    w.look()
+    fresh = w.take(0)
+    assert fresh is not None
+    assert fresh.info.fm.endswith("@2")
+    assert w.take(0) is None
+    assert w.take(1) is not None
+    assert (w.accepted, w.refused) == (1, 0)
+    assert fresh.info.fm_hash != open_runtime(DEMO_BUNDLE).info.fm_hash, "vectors of the two never meet"
+
+
+@pytest.mark.parametrize("damage", ["half a graph", "no manifest", "wrong dimension", "not json", "missing graph"])
+def test_a_bad_bundle_is_refused_once_and_the_old_one_goes_on(folder: Path, damage: str) -> None:
+    w = watch(folder)
+    before = w.info
+    graph = folder / "fm_pair.onnx"
+    if damage == "half a graph":
+        graph.write_bytes(graph.read_bytes()[: graph.stat().st_size // 2])
+    elif damage == "no manifest":
+        (folder / "manifest.json").unlink()
+    elif damage == "wrong dimension":
+        edit(folder, lambda m: m["dims"].update(embedding=m["dims"]["embedding"] + 1))
+    elif damage == "not json":
+        (folder / "manifest.json").write_bytes(b"{")
+    else:
+        graph.unlink()
+    for _ in range(5):
+        w.look()
+    assert w.take(0) is None
+    assert w.info is before
+    assert (w.accepted, w.refused) == (0, 1)
+    assert not w.restart_wanted.is_set()
+
+
+def test_a_repaired_bundle_is_taken_after_a_bad_one(folder: Path) -> None:
+    w = watch(folder)
+    good = (folder / "manifest.json").read_text()
+    (folder / "manifest.json").write_bytes(b"{")
+    w.look()
+    w.look()
+    (folder / "manifest.json").write_text(good)
+    edit(folder, lambda m: m["vm"].update(version="7"))
+    w.look()
+    w.look()
+    fresh = w.take(0)
+    assert fresh is not None
+    assert fresh.info.vm.endswith("@7")
+
+
+def test_touching_files_is_no_new_bundle(folder: Path) -> None:
+    w = watch(folder)
+    edit(folder, lambda m: m["training"].update(note="read by people only"))
+    w.look()
+    w.look()
+    assert w.take(0) is None
+    assert (w.accepted, w.refused) == (0, 0)
+
+
+def test_another_feature_spec_asks_for_a_restart(folder: Path) -> None:
+    w = watch(folder)
+    edit(folder, lambda m: m["spec"].update(history_length=m["spec"]["history_length"] - 1))
+    w.look()
+    w.look()
+    assert w.take(0) is None
+    assert w.restart_wanted.is_set() or w.refused == 1, "taken by a restart, or refused when the graphs do not fit"
