@@ -75,7 +75,7 @@ def histories(draw: st.DrawFn) -> list[Step]:
     return steps
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(history=histories(), questions=st.lists(st.tuples(users, items, times), min_size=1, max_size=8))
 def test_rocksdb_and_the_reference_give_equal_answers(
     history: list[Step], questions: list[tuple[int, list[int], int]]
