@@ -89,6 +89,20 @@ class BacktestResult:
     answers: list[RankedAds] | None
 
 
+def validate(config: BacktestConfig) -> None:
+    """Raises `SettingsError` for a config that no store can serve."""
+    ttl_ms = config.store.ttl_ms
+    if config.store.window_ms < ttl_ms:
+        raise SettingsError("backtest.window_ms", config.store.window_ms, f"must not be below ttl_ms = {ttl_ms}")
+    for key in ("pair_delay_ms", "state_delay_ms"):
+        delay_ms = getattr(config, key)
+        if not 0 <= delay_ms < ttl_ms:
+            raise SettingsError(
+                f"backtest.{key}", delay_ms,
+                f"give 0 or more and less than ttl_ms = {ttl_ms}: what comes later is never servable",
+            )  # fmt: skip
+
+
 class _Delayed:
     """A store asked as of `delay_ms` ago; see the module's docstring."""
 
@@ -124,13 +138,7 @@ class _Joined:
 class Backtest:
     def __init__(self, runtime: Runtime, config: BacktestConfig, folder: Path) -> None:
         info = runtime.info
-        for key in ("pair_delay_ms", "state_delay_ms"):
-            delay_ms = getattr(config, key)
-            if not 0 <= delay_ms < config.store.ttl_ms:
-                raise SettingsError(
-                    f"backtest.{key}", delay_ms,
-                    f"give 0 or more and less than ttl_ms = {config.store.ttl_ms}: what comes later is never servable",
-                )  # fmt: skip
+        validate(config)
         self.runtime, self.config = runtime, config
         self.catalogue = Catalogue(info.spec)
         encoder = Encoder(info.spec, self.catalogue)

@@ -74,8 +74,8 @@ def table(report: dict[str, Any]) -> str:
         return "\n".join([*lines, f"losses      {report['transfer_note']}"])
     lines += [
         f"transfer    {transferred(report)}",
-        f"losses      over {report['requests_with_feedback']:,} requests with feedback, click rate {report['ctr']:.2%}; in "
-        "brackets 95 % over users",
+        f"losses      over {report['requests_with_feedback']:,} requests with feedback, "
+        f"click rate {report['ctr']:.2%}; in brackets 95 % over users",
         "",
         f"{'':<9}{'log loss':<30}{'AUC':<28}{'request AUC':<28}{'MRR':<28}{'calibration'}",
     ]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from streams import config_cli, demo_cli, monitor_cli, run_cli
+from streams import backtest_cli, config_cli, demo_cli, monitor_cli, run_cli
 from topics import broker_cli, consume_cli, log_cli, replay_cli, simulate_cli, topics_cli
 from topics.errors import SolarisError
 
@@ -42,6 +42,8 @@ app.command()(broker_cli.status)
 app.command()(broker_cli.broker)
 app.command()(monitor_cli.monitor)
 app.command()(demo_cli.demo)
+app.command()(backtest_cli.backtest)
+app.command()(backtest_cli.sweep)
 app.command()(config_cli.config)
 app.command()(simulate_cli.simulate)
 app.command()(replay_cli.replay)
