@@ -57,6 +57,8 @@ class Curve:
     name: str
     points: Sequence[tuple[float, float]]
     """(x, y), in order of x"""
+    colour: str = ""
+    """empty: the next of `CYCLE`"""
 
 
 def stacked_area(labels: Sequence[str], series: Sequence[Series], alternative: str) -> str:
@@ -205,7 +207,7 @@ def curves(
     for x in _apart([(at(x, y_low)[0], x) for x in xs], 44):
         parts.append(_text(at(x, y_low)[0], top + height + 17, show_x(x), "middle", dim=True))
     for k, s in enumerate(series):
-        colour = f"var(--{CYCLE[k % len(CYCLE)]})"
+        colour = f"var(--{s.colour or CYCLE[k % len(CYCLE)]})"
         line = [at(x, y) for x, y in s.points if math.isfinite(y)]
         dash = ' stroke-dasharray="5 4"' if k >= len(CYCLE) else ""
         parts.append(f'<polyline points="{_points(line)}" fill="none" stroke="{colour}" stroke-width="2.5"{dash}/>')

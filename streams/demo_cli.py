@@ -76,8 +76,13 @@ def demo(
         progress = Progress()
         with _display(progress):
             report = run(source, settings, kafka, sets or [], out, seconds, progress, say)
+    from streams.conditions import conditions
+    from streams.page import write_page
+
+    report["conditions"] = conditions(settings.model.bundle, settings.model.device, {"broker": broker})
     target = out / "report.json"
     target.write_text(json.dumps(report, indent=2))
+    write_page(report, target.with_suffix(".html"))
     _finish(report, target, as_json, time.monotonic() - began)
 
 
@@ -143,6 +148,6 @@ def _finish(report: dict[str, Any], target: Path, as_json: bool, seconds: float)
         print()
         for line in lines(report):
             print(line)
-        print(f"\nwhole run {seconds:.0f} s; report: {target}")
+        print(f"\nwhole run {seconds:.0f} s; report: {target}, {target.with_suffix('.html')}")
         print("next: make up (a real Kafka), solaris demo --log YOUR.jsonl, README.md for your own model")
     raise typer.Exit(0 if report["audit"]["lost"] == report["audit"]["duplicated"] == 0 else 1)

@@ -15,7 +15,8 @@ h2{font-size:1.05rem;margin:0 0 4px}p{margin:6px 0}.dim,figcaption,.empty{color:
 .tiles{display:grid;grid-template-columns:repeat(4,minmax(0,1fr));gap:12px;margin:18px 0}
 .tile,section{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px 16px}
 .tile b{display:block;font-size:1.45rem;line-height:1.25;font-variant-numeric:tabular-nums;overflow-wrap:anywhere}
-.tile span{color:var(--dim);font-size:.85rem}.cards{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:14px}
+.tile span{color:var(--dim);font-size:.85rem}
+.cards{margin-top:14px;display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:14px}
 section.wide{grid-column:1/-1}section{min-width:0}figure{margin:12px 0 0}
 .legend{display:flex;flex-wrap:wrap;gap:2px 14px;font-size:.85rem;margin:8px 0}
 .legend i{display:inline-block;width:11px;height:11px;border-radius:2px;margin-right:5px}

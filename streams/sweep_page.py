@@ -26,6 +26,7 @@ UNITS = {
 }
 NO_LIMIT_AT_0 = ("budget", "top_k")
 _MAX_CURVES = len(CYCLE)
+_COLOURS = {"VM": "vm", "SOLARIS": "solaris", "FM": "fm", "anything": "state"}
 
 Figure = Callable[[Mapping[str, Any]], float | None]
 
@@ -103,14 +104,14 @@ def _curves(
             found = [(places[xs[p["settings"][axis]]], get(p)) for p in rows]
             points = sorted((x, y) for x, y in found if y is not None)
             if points:
-                series.append(
-                    Curve(group if len(of) == 1 and group else ", ".join(w for w in (group, name) if w), points)
-                )
+                label = group if len(of) == 1 and group else ", ".join(w for w in (group, name) if w)
+                colour = CYCLE[len(series) % len(CYCLE)] if group else _COLOURS.get(name, "direct")
+                series.append(Curve(label, points, colour))
     names = {place: _name(axis, x) for x, place in places.items()}
     positive = [x for x in places.values() if x > 0]
     log_x = bool(positive) and max(positive) >= 8 * min(positive)
     drawn = charts.curves(series, names.__getitem__, show, title, log_x, top_up)
-    keys = charts.legend([(s.name, CYCLE[k % len(CYCLE)]) for k, s in enumerate(series)]) if len(series) > 1 else ""
+    keys = charts.legend([(s.name, s.colour) for s in series]) if len(series) > 1 else ""
     numbers = [[s.name, *(dict((names[x], show(y)) for x, y in s.points).get(names[x], "") for x in sorted(names))]
                for s in series]  # fmt: skip
     return card(title, figure(drawn, ["", *(names[x] for x in sorted(names))], numbers, keys), note)
