@@ -24,6 +24,8 @@ setup: .venv/.setup-done  ## .venv with everything the pipeline, the demo and th
 	fi
 	@echo "setup: installing the pinned packages of constraints.txt (about 500 MB to fetch, a minute or two)"
 	@$(PIP) install --progress-bar off -c constraints.txt -e '.[dev,embedded]' | $(BRIEF)
+	@echo "setup: compiling the kernels (half a minute or so, once)"
+	@$(BIN)/python -m streams.warm
 	@touch $@
 	@echo "setup: done"
 

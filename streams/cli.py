@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from models import cli as models_cli
+from state import cli as state_cli
 from streams import backtest_cli, config_cli, demo_cli, monitor_cli, run_cli
 from topics import broker_cli, consume_cli, log_cli, replay_cli, simulate_cli, topics_cli
 from topics.errors import SolarisError
@@ -44,6 +46,11 @@ app.command()(monitor_cli.monitor)
 app.command()(demo_cli.demo)
 app.command()(backtest_cli.backtest)
 app.command()(backtest_cli.sweep)
+app.command()(models_cli.train)
+app.command()(models_cli.evaluate)
+app.add_typer(models_cli.bundle_app, name="bundle")
+app.add_typer(state_cli.state_app, name="state")
+app.add_typer(state_cli.neighbours_app, name="neighbours")
 app.command()(config_cli.config)
 app.command()(simulate_cli.simulate)
 app.command()(replay_cli.replay)

@@ -62,6 +62,7 @@ def _serve(role: str, settings: Settings, instance: str, stopping: threading.Eve
     watch = BundleWatch(model.bundle, [s.runtime for s in steps], load, model.reload_s)
     for k, s in enumerate(steps):
         s.next_runtime = partial(watch.take, k)
+        s.warm()
     loops = [Loop(step, settings, instance) for step in steps]
     failures: list[BaseException] = []
     ended = threading.Event()

@@ -25,7 +25,7 @@ from streams.settings import Settings
 from streams.step import Dead, Output, Record, StepResult
 from streams.verifier import Verifier
 from topics.errors import InvalidEvent
-from topics.events import Rejected, decode_candidates, decode_impression, decode_item, encode
+from topics.events import Impression, Rejected, decode_candidates, decode_impression, decode_item, encode
 from topics.packed import encode_embedding, encode_precompute
 
 log = logging.getLogger(__name__)
@@ -131,6 +131,15 @@ class BaseStep:
         self.counters: Counter[str] = Counter()
         self.next_runtime: Callable[[], Runtime | None] = lambda: None
         """asked between batches for a model to go on with; it has the same feature spec"""
+
+    def warm(self) -> None:
+        """Everything once, so that the first batch is as fast as the second."""
+        one = self.encoder.impressions([Impression("warm", "warm", 0, ["warm"], features={"history": ["warm"]})])
+        vectors, _ = self.runtime.item_vectors(one.items, one.item_features)
+        state = self.runtime.user_state(one)
+        self.runtime.embed(one)
+        self.runtime.score(one)
+        self.runtime.dots(state, vectors, one.splits)
 
     def enough(self, records: int, value_bytes: int) -> bool:
         return True
