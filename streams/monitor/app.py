@@ -21,13 +21,13 @@ import time
 from typing import Any
 
 import faust
-from faust.transport.drivers import aiokafka as driver
 from faust.web.base import BlueprintManager
 
 from streams.monitor.blocks import BLOCK_MS, Blocks
 from streams.monitor.connect import TOPICS, broker_urls, credentials, rewind
 from streams.monitor.figures import View
 from streams.monitor.processes import Processes
+from streams.monitor.transport import OnePartition, Transport, unbundled
 from streams.monitor.web import add_views
 from streams.settings import Settings
 from topics.admin import ROLES, describe, require
@@ -40,42 +40,11 @@ STORE_EVERY_S = 5.0
 LAG_EVERY_S = 10.0
 
 
-class _Committed(driver.AIOKafkaConsumerThread):
-    """Faust reads committed records only where it uses transactions itself; the roles' aborted ones are not results."""
-
-    logger = driver.logger
-
-    def _create_worker_consumer(self, transport: Any) -> Any:
-        reader = super()._create_worker_consumer(transport)
-        reader._isolation_level = "read_committed"
-        return reader
-
-
-class _Consumer(driver.Consumer):
-    logger = driver.logger
-
-    def _new_consumer_thread(self) -> _Committed:
-        return _Committed(self, loop=self.loop, beacon=self.beacon)
-
-
-class _Transport(driver.Transport):
-    Consumer = _Consumer
-
-
-class _OnePartition(faust.Table):
-    """Rows are few and there is one monitor: one changelog partition, whatever the topics have."""
-
-    logger = logging.getLogger("faust.tables")
-
-    def partition_for_key(self, key: Any) -> int:
-        return 0
-
-
 def run(settings: Settings) -> None:
     """Until SIGTERM or Ctrl-C. Raises `SolarisError` when it cannot start or go on."""
     require(settings.kafka)
     if log.getEffectiveLevel() >= logging.INFO:  # every start and stop of every part of it
-        for name in ("faust", "mode", "aiokafka"):
+        for name in ("faust", "mode", "aiokafka", "streams.monitor.transport"):
             logging.getLogger(name).setLevel(logging.WARNING)
     auth = credentials(settings.kafka.properties)
     m = settings.monitor
@@ -117,7 +86,7 @@ def build(settings: Settings, auth: Any, view: View) -> faust.App:
         consumer_auto_offset_reset="earliest",
         store="memory://",
         datadir=str(folder),
-        Table=_OnePartition,
+        Table=OnePartition,
         topic_partitions=1,
         topic_replication_factor=kafka.replication,
         topic_disable_leader=True,
@@ -127,7 +96,8 @@ def build(settings: Settings, auth: Any, view: View) -> faust.App:
         web_host=settings.http.host,
         web_port=settings.http.monitor_port,
     )
-    app.transport = _Transport(app.conf.broker_consumer, app)
+    app.transport = Transport(app.conf.broker_consumer, app)
+    app.transport.bundled = {kafka.topic(name) for name in TOPICS}
     # Faust's own pages show tables, assignments and settings; only the views below are served.
     app.web.blueprints = BlueprintManager()
     retention = {"retention.ms": 2 * settings.monitor.keep_ms, "segment.ms": settings.monitor.keep_ms}
@@ -138,17 +108,22 @@ def build(settings: Settings, auth: Any, view: View) -> faust.App:
     @app.agent(topics["stats"], name="stats")
     async def stats(stream: Any) -> None:
         async for event in stream.events():
-            view.processes.stats(_ts_ms(event), event.message.value)
+            for ts_ms, value in unbundled(event.message.value):
+                view.processes.stats(ts_ms, value)
 
     @app.agent(topics["ranked-ads"], name="ranked")
     async def ranked(stream: Any) -> None:
         async for event in stream.events():
-            view.blocks.ranked(event.message.partition, _ts_ms(event), event.message.value, _now_ms())
+            now_ms = _now_ms()
+            for ts_ms, value in unbundled(event.message.value):
+                view.blocks.ranked(event.message.partition, ts_ms, value, now_ms)
 
     @app.agent(topics["feedback"], name="feedback")
     async def feedback(stream: Any) -> None:
         async for event in stream.events():
-            view.blocks.feedback(event.message.partition, _ts_ms(event), event.message.value, _now_ms())
+            now_ms = _now_ms()
+            for ts_ms, value in unbundled(event.message.value):
+                view.blocks.feedback(event.message.partition, ts_ms, value, now_ms)
 
     @app.task
     async def recovered() -> None:
@@ -186,10 +161,6 @@ def build(settings: Settings, auth: Any, view: View) -> faust.App:
 
     add_views(app, view)
     return app
-
-
-def _ts_ms(event: Any) -> int:
-    return round(event.message.timestamp * 1000)
 
 
 def _now_ms() -> int:
