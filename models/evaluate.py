@@ -16,10 +16,10 @@ import numpy.typing as npt
 import torch
 
 from models import metrics
-from models.api import F32, SLOTS
+from models.api import F32
 from models.dataset import Dataset
 from models.export import VM_PLUS
-from models.inputs import EXTRA, slot_columns
+from models.inputs import EXTRA, slot_columns, slot_spans
 from models.nets import PairFm, StateFm, VmPlus
 from models.runtime import OnnxRuntime
 from models.served import ServedStore, fresh_slots
@@ -191,13 +191,7 @@ class _Run:
     # -- columns of single slots ---------------------------------------------------------------------------------
 
     def _spans(self) -> dict[str, tuple[int, int]]:
-        spans, at, dims = {}, 0, self.t.dims
-        for s in SLOTS:
-            if s in self.t.slots:
-                wide = (dims.dots if s == "state" else dims.embedding) + EXTRA[s]
-                spans[s] = (at, at + wide)
-                at += wide
-        return spans
+        return slot_spans(self.t.slots, self.t.dims.embedding, self.t.dims.dots)
 
     def _flag(self, slot: str) -> int:
         return self._spans()[slot][1] - EXTRA[slot]

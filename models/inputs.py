@@ -89,6 +89,17 @@ def slot_width(names: Sequence[str], dim: int, dots: int) -> int:
     return sum((dots if s == "state" else dim) + EXTRA[s] for s in SLOTS if s in names)
 
 
+def slot_spans(names: Sequence[str], dim: int, dots: int) -> dict[str, tuple[int, int]]:
+    """Where each slot's columns lie in `slot_columns`; its flag is at ``end - EXTRA[name]``, its age behind it."""
+    spans, at = {}, 0
+    for s in SLOTS:
+        if s in names:
+            end = at + (dots if s == "state" else dim) + EXTRA[s]
+            spans[s] = (at, end)
+            at = end
+    return spans
+
+
 def slot_columns(slots: Slots, names: Sequence[str]) -> F32:
     """[N, W] the slots named, in the order of `SLOTS`, each: vector, flag, log1p(age in s)[, log1p(count) | score].
 

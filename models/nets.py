@@ -5,6 +5,7 @@ Every module takes the sources of `models.inputs` by name, so that the exported 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -324,24 +325,36 @@ class Vm(nn.Module):
 
 
 class VmPlus(nn.Module):
-    """The base logit plus a correction from the slots. Whether any slot is filled is decided outside (gating)."""
+    """The base logit plus a correction from the slots. Whether any slot is filled is decided outside (gating).
 
-    def __init__(self, spec: FeatureSpec, width: int, size: VmSize) -> None:
+    A slot that is a minute old says much when the user has done nothing since, and little when there are newer events
+    that it has not seen. The request's own history tells the two apart: `missed` is how long before the user's last
+    event the slot was computed. Without it a VM is misled as soon as vectors come later than in training.
+
+    ages: the age column of every slot among the slot columns (its flag is the column before).
+    """
+
+    def __init__(self, spec: FeatureSpec, width: int, size: VmSize, ages: Sequence[int]) -> None:
         super().__init__()
         self.size = size
+        self.ages = list(ages)
+        self.flags = [a - 1 for a in ages]
         self.item = Columns(spec, "item", size.category_buckets, 4)
         self.standard = Standardise(width)
-        counted = len(COUNTERS) if size.strong else 0
+        counted = len(COUNTERS) if size.strong else 2
         self.body = nn.Sequential(
-            nn.Linear(width + 1 + counted + self.item.width, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(),
-            nn.Linear(32, 1),
+            nn.Linear(width + 1 + counted + self.item.width + 2 * len(self.ages), 64), nn.ReLU(),
+            nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1),
         )  # fmt: skip
         with torch.no_grad():
             self.body[-1].weight.mul_(0.1)
             self.body[-1].bias.zero_()
 
     def forward(self, base_logit: Tensor, slots: Tensor, counters: Tensor, item_features: Tensor) -> Tensor:
+        # counters[:, -1] is log1p of the minutes, slot ages are log1p of the seconds
+        last_event_s = 60 * (torch.exp(counters[:, -1:]) - 1)  # ONNX has no expm1
+        missed_s = (torch.exp(slots[:, self.ages].clamp(0, 15)) - 1 - last_event_s).clamp_min(0)
+        missed = torch.log1p(missed_s) * slots[:, self.flags]
         parts = [self.standard(slots), base_logit.clamp(-15, 15).unsqueeze(-1), self.item(item_features)]
-        if self.size.strong:
-            parts.append(counters)
+        parts += [missed / 5, (missed > 0.7).float(), counters if self.size.strong else counters[:, -2:]]
         return base_logit + self.body(torch.cat(parts, -1)).squeeze(-1)

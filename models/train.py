@@ -27,7 +27,7 @@ from models.bundle import Bundle, Dims, Graph, Input, Manifest, Model, model_inf
 from models.dataset import Dataset
 from models.export import FM_ITEM, FM_PAIR, FM_USER, VM, VM_PLUS, export, tensors
 from models.features import pairs_of, requests, take
-from models.inputs import slot_columns, slot_width
+from models.inputs import EXTRA, slot_columns, slot_spans, slot_width
 from models.nets import FmSize, ItemSide, PairFm, StateFm, Vm, VmPlus, VmSize
 from models.presets import fm_size, vm_size
 from models.resume import Stages
@@ -205,7 +205,7 @@ class Trainer:
     def train_plus(self, part: range, base: F32, columns: F32, size: VmSize | None = None) -> VmPlus:
         """The VM with slots. base [n] and columns [n, W] belong to the pairs of the requests `part`."""
         self._seed(4)
-        plus = VmPlus(self.spec, columns.shape[1], size or self.vm_size).to(self.settings.device)
+        plus = VmPlus(self.spec, columns.shape[1], size or self.vm_size, self.age_columns).to(self.settings.device)
         self._fit_columns([plus.item], [], part)
         first = int(self.data.impressions.splits[part.start])
         sample = self._rng.choice(len(columns), min(len(columns), 100_000), replace=False)
@@ -288,6 +288,11 @@ class Trainer:
         for name, module, sources, buckets, outputs in todo:
             data[name], inputs[name] = export(module, self.spec, self.topic_column, sources, buckets, outputs, width)
         return data, inputs
+
+    @property
+    def age_columns(self) -> list[int]:
+        spans = slot_spans(self.slots, self.dims.embedding, self.dims.dots)
+        return [end - EXTRA[s] + 1 for s, (_, end) in spans.items()]
 
     @property
     def dims(self) -> Dims:
