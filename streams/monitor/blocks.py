@@ -165,13 +165,13 @@ class Blocks:
 
     def ranked(self, partition: int, ts_ms: int, value: bytes | None, now_ms: int) -> None:
         """One record of `ranked-ads`: `ts_ms` is when the broker took it, `now_ms` when it is read."""
-        key = self._key(partition, ts_ms)
+        key = self._key(partition, ts_ms, self.since_ms)
         if key is None or not self._wanted(key, value):
             return
         try:
             r = decode_ranked_ads(value or b"")
         except InvalidEvent:
-            self._block(key).counts["undecodable"] += 1
+            self._count(key, "undecodable")
             return
         block = self._block(key)
         if r.id in self._ranked:
@@ -194,23 +194,22 @@ class Blocks:
         self._bound(self._ranked)
 
     def feedback(self, partition: int, ts_ms: int, value: bytes | None, now_ms: int) -> None:
-        """One record of `feedback`."""
-        key = self._key(partition, ts_ms)
+        """One record of `feedback`. One of the block before `since_ms` counts nowhere, but may still be joined."""
+        key = self._key(partition, ts_ms, since_ms=self.since_ms - BLOCK_MS)
         if key is None or not self._wanted(key, value):
             return
-        block = self._block(key)
         try:
             f = decode_feedback(value or b"")
         except InvalidEvent:
-            block.counts["undecodable"] += 1
+            self._count(key, "undecodable")
             return
-        block.counts["feedback"] += 1
+        self._count(key, "feedback")
         clicks = _Clicks(key, ts_ms, now_ms, set(self._hash.many(f.clicked).tolist()))
         waiting = self._ranked.get(f.id)
         if isinstance(waiting, _Ranked):
             self._join(f.id, waiting, clicks)
         elif waiting is not None or f.id in self._clicks:
-            block.counts["feedback_repeated"] += 1
+            self._count(key, "feedback_repeated")
         else:
             self._clicks[f.id] = clicks
             self._bound(self._clicks)
@@ -223,8 +222,7 @@ class Blocks:
             del self._ranked[i]
         for i, c in list(takewhile(lambda e: _seen(e[1]) < limit, self._clicks.items())):
             del self._clicks[i]
-            if c.key in self._own:
-                self._block(c.key).counts["feedback_unmatched"] += 1
+            self._count(c.key, "feedback_unmatched")
         gone = [k for k in self._blocks if k[1] + BLOCK_MS < now_ms - self._keep_ms]
         for k in gone:
             del self._blocks[k]
@@ -246,9 +244,9 @@ class Blocks:
                 out.add(block)
         return out
 
-    def _key(self, partition: int, ts_ms: int) -> Key | None:
+    def _key(self, partition: int, ts_ms: int, since_ms: int) -> Key | None:
         start = ts_ms - ts_ms % BLOCK_MS
-        if start < self.since_ms:
+        if start < since_ms:
             self.skipped["too_old"] += 1
             return None
         return partition, start
@@ -259,7 +257,7 @@ class Blocks:
         try:
             return sampled(self._id.decode(value or b"").id, self._share)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
-            self._block(key).counts["undecodable"] += 1
+            self._count(key, "undecodable")
             return False
 
     def _block(self, key: Key) -> Block:
@@ -269,10 +267,14 @@ class Blocks:
         self._dirty.add(key)
         return self._blocks[key]
 
+    def _count(self, key: Key, what: str) -> None:
+        if key[1] >= self.since_ms:
+            self._block(key).counts[what] += 1
+
     def _join(self, impression_id: str, ranked: _Ranked, clicks: _Clicks) -> None:
         self._ranked[impression_id] = ranked.seen_ms
         if abs(clicks.ts_ms - ranked.ts_ms) > self._window_ms:
-            self._block(clicks.key).counts["feedback_unmatched"] += 1
+            self._count(clicks.key, "feedback_unmatched")
             return
         if ranked.key not in self._own:
             self.skipped["too_old"] += 1

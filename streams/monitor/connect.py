@@ -89,10 +89,11 @@ def _tls(wanted: dict[str, Any]) -> ssl.SSLContext:
 
 
 def rewind(kafka: KafkaSettings, keep_ms: int, feedback_window_ms: int, now_ms: int, wait_s: float = 30.0) -> int:
-    """Moves the monitor's group to where reading must begin and returns that time (ms, start of a window).
+    """Moves the monitor's group to where reading begins; returns the start of the first window that is whole (ms).
 
-    It is one feedback window before the oldest record that the group has not read, so that every block with a join
-    still open is read again whole; `keep_ms` ago when the group is new or has been away for longer.
+    It is one feedback window before the oldest record that the group has not read (and one block, for what was read
+    but not stored yet), so that every block with a join still open is read again whole; `keep_ms` ago when the group is
+    new or has been away for longer. Reading begins one block earlier: feedback may come before its ranked ads.
     Raises `BrokerError` when another monitor is at work: two would write each other's tables.
     """
     group = group_name(kafka, "monitor")
@@ -124,9 +125,11 @@ def _rewind(reader: Consumer, kafka: KafkaSettings, keep_ms: int, feedback_windo
             unread.append(oldest)
         elif low < high and tp.offset < high:
             unread.append(_time_of(reader, TopicPartition(tp.topic, tp.partition, max(tp.offset, low))) or now_ms)
-    since = max(min([*unread, now_ms]) - feedback_window_ms, oldest)
+    since = max(min([*unread, now_ms]) - feedback_window_ms - BLOCK_MS, oldest)
     since -= since % BLOCK_MS
-    found = reader.offsets_for_times([TopicPartition(t.topic, t.partition, since) for t in parts], timeout=_TIMEOUT_S)
+    found = reader.offsets_for_times(
+        [TopicPartition(t.topic, t.partition, since - BLOCK_MS) for t in parts], timeout=_TIMEOUT_S
+    )
     for tp in found:
         if tp.offset < 0:  # nothing that new
             tp.offset = reader.get_watermark_offsets(tp, timeout=_TIMEOUT_S)[1]

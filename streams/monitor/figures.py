@@ -62,7 +62,7 @@ class View:
         """The span in `points` steps of whole windows, oldest first, for charts."""
         step = max(BLOCK_MS, span_ms // points // BLOCK_MS * BLOCK_MS)
         out = []
-        for at in range(_start(now_ms - span_ms), now_ms, step):
+        for at in range(_start(now_ms - span_ms), now_ms + 1, step):
             b = self.blocks.total(at, at + step)
             known = Labelled()
             for labelled in b.labelled.values():

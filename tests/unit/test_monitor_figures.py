@@ -1,0 +1,184 @@
+"""Figures from known blocks and stats; the metrics' text; the broker settings for Faust's client."""
+
+from __future__ import annotations
+
+import itertools
+import ssl
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from streams.monitor.blocks import BLOCK_MS, Blocks, Labelled
+from streams.monitor.connect import broker_urls, credentials
+from streams.monitor.figures import View
+from streams.monitor.processes import STALE_MS, Processes
+from streams.monitor.transport import BUNDLE_RECORDS, bundles, unbundled
+from streams.monitor.web import prometheus
+from topics.errors import SettingsError
+
+T = 1_700_000_000_000
+
+
+def stats(role: str, pid: int, at: int, **counters: int) -> tuple[int, bytes]:
+    record = {"type": "stats", "ts": 1, "role": role, "instance": "h", "pid": pid, "live": True, "ready": True,
+              "device": "cpu", "vm": "v", "fm": "f", "partitions": {role: [0, 1]}, "counters": counters}  # fmt: skip
+    return at, msgspec.json.encode(record)
+
+
+def view(processes: Processes | None = None) -> View:
+    return View(Blocks(1.0, 60_000, 3_600_000), processes or Processes(3_600_000), 1.0)
+
+
+def test_work_is_the_difference_of_totals_process_by_process() -> None:
+    p = Processes(3_600_000)
+    p.stats(*stats("verifier", 1, T, pairs_seen=1000, pairs_accepted=500, refused_budget=500))
+    p.stats(*stats("verifier", 1, T + 60_000, pairs_seen=1300, pairs_accepted=600, refused_budget=700))
+    p.stats(*stats("verifier", 2, T + 30_000, pairs_seen=0, pairs_accepted=0))  # a restarted one begins at zero
+    p.stats(*stats("verifier", 2, T + 31_000, pairs_seen=60, pairs_accepted=20, refused_budget=40))
+    p.stats(*stats("embedder", 3, T, embedder_pairs_embedded=0, embedder_pairs_saved=0))
+    p.stats(*stats("embedder", 3, T + 50_000, embedder_pairs_embedded=100, embedder_pairs_saved=20))
+    p.stats(*stats("ranker", 4, T, impressions=0, ads=0, source_direct=0))
+    p.stats(*stats("ranker", 4, T + 50_000, impressions=10, ads=200, source_direct=50))
+    f = view(p).figures(600_000, T + 61_000)
+    assert f["pairs"] == {"seen": 360, "accepted": 120, "embedded": 100, "saved": 20}
+    assert f["verifier"] == {"acceptance": 120 / 360, "refused": {"budget": 240}}
+    assert f["fm_calls_saved"] == {"by_verifier": 240, "by_freshness": 20, "share_of_seen": 260 / 360}
+    assert f["hits_per_fm_call"] == 0.5
+    assert f["ranked"] == {"impressions": 10, "ads": 200}
+    # A span that begins after the first record starts from the total before it.
+    assert view(p).figures(30_000, T + 61_000)["pairs"]["seen"] == 360
+
+
+def test_records_read_again_or_out_of_order_change_nothing() -> None:
+    records = [stats("ranker", 1, T + i * 3000, impressions=i) for i in range(12)]
+    once, again = Processes(3_600_000), Processes(3_600_000)
+    for r in records:
+        once.stats(*r)
+    for r in [*records[3:8], *reversed(records), *records]:
+        again.stats(*r)
+    assert sorted(once.changed()) == sorted(again.changed())
+    loaded = Processes(3_600_000)
+    for r in records[6:]:
+        loaded.stats(*r)
+    for r in records:
+        once.stats(*r)
+    for _, _, row in once.changed():
+        loaded.load(msgspec.json.decode(msgspec.json.encode(row)))
+    assert loaded.done("ranker", 0, 2 * T) == once.done("ranker", 0, 2 * T) == {"impressions": 11}
+
+
+def test_a_process_not_heard_of_is_gone_then_forgotten_and_bad_stats_are_counted() -> None:
+    p = Processes(60_000)
+    p.stats(*stats("ranker", 1, T, impressions=1))
+    for bad in (None, b"", b"{", b'{"role":1}', b"\xff"):
+        p.stats(T, bad)
+    assert p.undecodable == 5
+    assert view(p).roles(T + STALE_MS)[0]["gone"] is False
+    assert view(p).roles(T + STALE_MS + 1)[0]["gone"] is True
+    assert "solaris_role_impressions_total" in prometheus(view(p), T)
+    assert "solaris_role_impressions_total" not in prometheus(view(p), T + STALE_MS + 1)
+    assert p.expire(T + 60_000 + 2 * BLOCK_MS) == [("ranker/h/1", T - T % BLOCK_MS)]
+    assert view(p).roles(T) == []
+
+
+def test_nothing_known_is_null_not_zero() -> None:
+    f = view().figures(600_000, T)
+    assert f["log_loss"]["solaris"] is None
+    assert f["calibration"]["ratio"] is None
+    assert f["hits_per_fm_call"] is None
+    assert set(f["coverage"].values()) == {None}
+    assert "nan" not in prometheus(view(), T).lower()
+    assert msgspec.json.decode(msgspec.json.encode(f)) == f
+
+
+def test_log_loss_of_the_vm_alone_is_absent_with_its_reason() -> None:
+    loss = view().figures(600_000, T)["log_loss"]
+    assert loss["vm"] is None
+    assert "ranked-ads" in loss["vm_why"]
+
+
+def test_the_series_covers_the_span_once() -> None:
+    v = view()
+    series = v.series(3_600_000, T)
+    steps = {b["ts"] - a["ts"] for a, b in itertools.pairwise(series)}
+    assert steps == {60_000}
+    assert series[0]["ts"] <= T - 3_600_000 < series[0]["ts"] + BLOCK_MS
+    assert series[-1]["ts"] <= T < series[-1]["ts"] + 60_000
+    assert [p["ts"] for p in v.series(60_000, T)][:2] == [T - 60_000, T - 50_000]
+
+
+def test_metrics_escape_their_labels() -> None:
+    p = Processes(3_600_000)
+    record = {"ts": 1, "role": 'r"\\\n', "instance": "h", "pid": 1, "counters": {"a-b.c": 3}}
+    p.stats(T, msgspec.json.encode(record))
+    text = prometheus(view(p), T)
+    assert 'solaris_role_a_b_c_total{role="r\\"\\\\\\n",instance="h",pid="1"} 3' in text
+    assert all(line.startswith(("#", "solaris_")) for line in text.splitlines())
+    assert len([x for x in text.splitlines() if x.startswith("# TYPE solaris_role_live ")]) == 1
+
+
+def test_labelled_sums() -> None:
+    a = Labelled(1, 1, 0.5, 0.25)
+    a.add(Labelled(2, 0, 0.25, 0.5))
+    assert a == Labelled(3, 1, 0.75, 0.75)
+
+
+def test_bundles_keep_every_record_in_order_and_end_at_the_last_offset() -> None:
+    records = [
+        SimpleNamespace(topic="t", partition=3, offset=7 * i, timestamp=T + i, timestamp_type=1, value=b"v%d" % i)
+        for i in range(2 * BUNDLE_RECORDS + 1)
+    ]
+    records[5].value = None
+    made = list(bundles(records))
+    assert [b.offset for b in made] == [7 * (BUNDLE_RECORDS - 1), 7 * (2 * BUNDLE_RECORDS - 1), 14 * BUNDLE_RECORDS]
+    assert [r for b in made for r in unbundled(b.value)] == [(r.timestamp, r.value) for r in records]
+    assert list(bundles([])) == []
+
+
+def test_bootstrap_servers() -> None:
+    assert broker_urls("a:1, b:2,") == "kafka://a:1;kafka://b:2"
+
+
+def test_plain_text_and_tuning_properties_need_no_credentials() -> None:
+    assert credentials({}) is None
+    assert credentials({"security.protocol": "plaintext", "socket.timeout.ms": 5, "client.id": "x"}) is None
+
+
+def test_sasl_and_tls_are_translated(tmp_path: Path) -> None:
+    plain = credentials(
+        {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-256", "sasl.username": "u",
+         "sasl.password": "p"}
+    )  # fmt: skip
+    assert (plain.protocol.value, plain.mechanism.value) == ("SASL_PLAINTEXT", "SCRAM-SHA-256")
+    assert (plain.username, plain.password, plain.ssl_context) == ("u", "p", None)
+    both = credentials(
+        {"security.protocol": "sasl_ssl", "sasl.mechanisms": "PLAIN", "sasl.username": "u", "sasl.password": "p",
+         "ssl.endpoint.identification.algorithm": "none"}
+    )  # fmt: skip
+    assert both.protocol.value == "SASL_SSL"
+    assert both.ssl_context.verify_mode == ssl.CERT_REQUIRED
+    assert both.ssl_context.check_hostname is False
+    assert credentials({"security.protocol": "SSL"}).context.check_hostname is True
+    loose = credentials({"security.protocol": "SSL", "enable.ssl.certificate.verification": False})
+    assert loose.context.verify_mode == ssl.CERT_NONE
+
+
+@pytest.mark.parametrize(
+    ("properties", "key"),
+    [
+        ({"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}, "kafka.properties.sasl.mechanism"),
+        ({"security.protocol": "SASL_SSL"}, "kafka.properties.sasl.mechanism"),
+        ({"security.protocol": "SSL", "ssl.keystore.location": "k.p12"}, "kafka.properties.ssl.keystore.location"),
+        ({"security.protocol": "SSL", "ssl.ca.location": "/no/such/file"}, "kafka.properties.ssl.*"),
+        ({"security.protocol": "QUIC"}, "kafka.properties.security.protocol"),
+        ({"sasl.oauthbearer.client.secret": "hush", "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"},
+         "kafka.properties.sasl.oauthbearer.client.secret"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_translated_is_refused_without_showing_it(properties: dict[str, str], key: str) -> None:
+    with pytest.raises(SettingsError) as e:
+        credentials(properties)
+    assert e.value.key == key
+    assert "hush" not in str(e.value)
