@@ -52,6 +52,7 @@ def run(
     verifiers: Annotated[int, typer.Option(help="Verifier processes.", min=0)] = 1,
     embedders: Annotated[int, typer.Option(help="Embedder processes.", min=0)] = 1,
     rankers: Annotated[int, typer.Option(help="Ranker processes.", min=0)] = 1,
+    monitor: Annotated[bool, typer.Option("--monitor/--no-monitor", help="Also the monitor; one a prefix.")] = False,
 ) -> None:
     """Run all roles on this host under supervision; one Ctrl-C stops them in order.
 
@@ -64,6 +65,6 @@ def run(
     settings = load(config, sets or [])  # wrong settings fail here, once, and not in every role
     require(settings.kafka)
     arguments = [*(["--config", str(config)] if config else []), *(a for s in sets or [] for a in ("--set", s))]
-    counts = dict(zip(ROLES, (verifiers, embedders, rankers), strict=True))
+    counts = dict(zip(ROLES, (verifiers, embedders, rankers), strict=True)) | ({"monitor": 1} if monitor else {})
     logging.getLogger(__name__).info("roles on %s: %s", settings.kafka.bootstrap, counts)
     Supervisor(counts, arguments, settings.loop.shutdown_deadline_s).run()

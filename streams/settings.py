@@ -93,7 +93,7 @@ class Http:
 
 @dataclass(frozen=True, slots=True)
 class Monitor:
-    sample_share: float = setting(1.0, "share of the impressions looked at, chosen by a hash of the id", above=0, high=1)
+    sample_share: float = setting(1.0, "share of the impressions looked at, by a hash of the id", above=0, high=1)
     feedback_window_ms: int = setting(600_000, "an impression waits so long for its feedback", low=1_000)
     keep_ms: int = setting(3_600_000, "how far back the monitor's figures go", low=60_000, high=86_400_000)
 

@@ -33,6 +33,7 @@ def up(
     port: PortOption = 0,
     java: JavaOption = False,
     broker_only: Annotated[bool, typer.Option("--broker-only", help="Kafka and the topics, no processors.")] = False,
+    monitor: Annotated[bool, typer.Option("--monitor/--no-monitor", help="The monitor and its page.")] = True,
     timeout_s: Annotated[float, typer.Option(help="Seconds to wait for Kafka.", min=1)] = 120.0,
     config: ConfigOption = None,
     sets: SetOption = None,
@@ -63,8 +64,10 @@ def up(
         _topics(kafka, timeout_s)
         if not broker_only:
             _say("building and starting the processors")
-            docker.start_processors(timeout_s + 600)
+            docker.start_processors(timeout_s + 600, monitor)
         _summary(kafka, docker.parts(), own)
+        if monitor and not broker_only:
+            print("  http://127.0.0.1:6066/ is the monitor's page")
         return
     stack = LocalStack(folder, port or (0 if (folder / "kafka" / "node.json").exists() else DEFAULT_PORT))
     began = False
@@ -81,10 +84,13 @@ def up(
         _say(f"topics created: {', '.join(created)}")
     admin.require(kafka)
     if not broker_only:
-        began = stack.start_processors([*arguments, "--set", f"kafka.bootstrap={kafka.bootstrap}"]) or began
+        watched = [*arguments, *(["--monitor"] if monitor else []), "--set", f"kafka.bootstrap={kafka.bootstrap}"]
+        began = stack.start_processors(watched) or began
     if not began:
         _say("already up, nothing to do")
     _summary(kafka, stack.parts(), own)
+    if monitor and not broker_only:
+        print(f"  http://{settings.http.host}:{settings.http.monitor_port}/ is the monitor's page")
 
 
 def down(

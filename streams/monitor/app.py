@@ -31,7 +31,7 @@ from streams.monitor.transport import OnePartition, Transport, unbundled
 from streams.monitor.web import add_views
 from streams.settings import Settings
 from topics.admin import ROLES, describe, require
-from topics.errors import BrokerError, SolarisError
+from topics.errors import BrokerError, SettingsError, SolarisError
 from topics.kafka import group_name
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,10 @@ async def _serve(settings: Settings, auth: Any, view: View) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    await app.start()
+    try:
+        await app.start()
+    except OSError as e:
+        raise SettingsError("http.monitor_port", settings.http.monitor_port, f"cannot be listened on: {e}") from None
     log.info("monitor: http://%s:%d/", settings.http.host, settings.http.monitor_port)
     try:
         while not stopping.is_set():

@@ -36,8 +36,9 @@ class ComposeStack:
     def start_kafka(self, timeout_s: float) -> None:
         self._run("up", "--detach", "--wait", "--wait-timeout", str(int(timeout_s)), "kafka")
 
-    def start_processors(self, timeout_s: float) -> None:
-        self._run("up", "--detach", "--build", "--wait", "--wait-timeout", str(int(timeout_s)), *ROLES)
+    def start_processors(self, timeout_s: float, monitor: bool = True) -> None:
+        services = (*ROLES, *(["monitor"] if monitor else []))
+        self._run("up", "--detach", "--build", "--wait", "--wait-timeout", str(int(timeout_s)), *services)
 
     def parts(self) -> list[Part]:
         shown = self._run("ps", "--all", "--format", "json", quiet=True)
