@@ -412,7 +412,7 @@ def gate_settings(settings: Settings) -> GateSettings:
         cap_window_ms=v.per_user_cap_window_ms,
         budget_pairs_per_s=v.budget_pairs_per_s / n,
         budget_share=v.budget_share,
-        backlog_low_pairs=max(1, v.backlog_high_pairs // (10 * n)),
+        backlog_low_pairs=max(1, v.backlog_high_pairs // (4 * n)),
         backlog_high_pairs=max(2, v.backlog_high_pairs // n),
     )
 

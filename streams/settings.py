@@ -51,7 +51,7 @@ class Verifier:
     per_user_cap_window_ms: int = setting(3_600_000, "window of the cap, event time", low=1)
     budget_pairs_per_s: float = setting(0.0, "pairs accepted per second over the role; 0: no such budget", low=0)
     budget_share: float = setting(1.0, "share of the pairs seen that may be accepted", above=0, high=1)
-    backlog_high_pairs: int = setting(50_000, "pairs waiting at the embedder from which on the budget shrinks", low=1)
+    backlog_high_pairs: int = setting(200_000, "pairs waiting at the embedder from which on the budget shrinks", low=1)
 
 
 @dataclass(frozen=True, slots=True)
