@@ -61,3 +61,11 @@ lint: setup  ## ruff and mypy
 test: lint  ## lint, then all tests; training tests where torch is installed (make train-setup)
 	@echo "test: pytest (unit, contract, broker, chaos)"
 	@$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: chaos-quick
+chaos-quick: setup  ## some kills of roles and broker under a replayed log, then the audit; minutes, needs Java
+	@$(BIN)/python tests/chaos/runner.py --quick $(ARGS)
+
+.PHONY: chaos
+chaos: setup  ## the long form: every named point, freezes, swaps, at least 50 kills; about 20 minutes
+	@$(BIN)/python tests/chaos/runner.py $(ARGS)
