@@ -34,7 +34,8 @@ from topics.kafka import consumer, group_name
 log = logging.getLogger(__name__)
 
 POLL_S = 0.05
-HUNG_S = 30.0
+HUNG_S = 15.0
+"""a call of the client library is given 10 s by its caller; one that takes longer than this does not come back"""
 MAX_FOLLOWED_AT_ONCE = 16
 """hand-overs of the follower taken before work goes on"""
 

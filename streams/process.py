@@ -99,6 +99,7 @@ def _serve(role: str, settings: Settings, instance: str, stopping: threading.Eve
     log.info("%s: instance %s on %s, bundle %s", role, instance, steps[0].runtime.device, model.bundle)
     for t in threads:
         t.start()
+    hung = 0
     try:
         while any(t.is_alive() for t in threads):
             if stopping.wait(0.2) or ended.is_set() or watch.restart_wanted.is_set():
@@ -107,7 +108,9 @@ def _serve(role: str, settings: Settings, instance: str, stopping: threading.Eve
                 for t in threads:
                     t.join(settings.loop.shutdown_deadline_s + 5.0)
                 break
-            if any(loop.hung for loop in loops):
+            # Seen for a second: a process that was frozen in a call and woken gets its answer at once.
+            hung = hung + 1 if any(loop.hung for loop in loops) else 0
+            if hung >= 5:
                 log.critical("%s: the Kafka client does not come back from a call; leaving, nothing is committed", role)
                 os._exit(3)
     finally:
