@@ -48,7 +48,10 @@ def run(settings: Settings) -> None:
             logging.getLogger(name).setLevel(logging.WARNING)
     auth = credentials(settings.kafka.properties)
     m = settings.monitor
-    since_ms = rewind(settings.kafka, m.keep_ms, m.feedback_window_ms, _now_ms())
+    # A monitor that was killed stays a member of its group until its session ends.
+    since_ms = rewind(
+        settings.kafka, m.keep_ms, m.feedback_window_ms, _now_ms(), settings.loop.session_timeout_ms / 1000 + 5.0
+    )
     view = View(Blocks(m.sample_share, m.feedback_window_ms, m.keep_ms, since_ms), Processes(m.keep_ms), m.sample_share)
     asyncio.run(_serve(settings, auth, view))
 
@@ -80,12 +83,14 @@ def build(settings: Settings, auth: Any, view: View) -> faust.App:
     kafka = settings.kafka
     folder = settings.store.dir / "monitor"  # Faust wants one, though its tables are in memory
     folder.mkdir(parents=True, exist_ok=True)
+    session_s = settings.loop.session_timeout_ms / 1000
     app = faust.App(
         group_name(kafka, "monitor"),
         broker=broker_urls(kafka.bootstrap),
         broker_credentials=auth,
-        broker_session_timeout=10.0,
-        broker_heartbeat_interval=2.0,
+        broker_session_timeout=session_s,
+        broker_heartbeat_interval=session_s / 5,
+        broker_request_timeout=max(90.0, session_s + 30.0),
         consumer_auto_offset_reset="earliest",
         store="memory://",
         datadir=str(folder),

@@ -88,13 +88,13 @@ def _tls(wanted: dict[str, Any]) -> ssl.SSLContext:
     return context
 
 
-def rewind(kafka: KafkaSettings, keep_ms: int, feedback_window_ms: int, now_ms: int, wait_s: float = 30.0) -> int:
+def rewind(kafka: KafkaSettings, keep_ms: int, feedback_window_ms: int, now_ms: int, wait_s: float) -> int:
     """Moves the monitor's group to where reading begins; returns the start of the first window that is whole (ms).
 
     It is one feedback window before the oldest record that the group has not read (and one block, for what was read
     but not stored yet), so that every block with a join still open is read again whole; `keep_ms` ago when the group is
     new or has been away for longer. Reading begins one block earlier: feedback may come before its ranked ads.
-    Raises `BrokerError` when another monitor is at work: two would write each other's tables.
+    Raises `BrokerError` when another monitor is still at work after `wait_s`: two would write each other's tables.
     """
     group = group_name(kafka, "monitor")
     reader = consumer(kafka, group)
@@ -118,14 +118,15 @@ def rewind(kafka: KafkaSettings, keep_ms: int, feedback_window_ms: int, now_ms: 
 def _rewind(reader: Consumer, kafka: KafkaSettings, keep_ms: int, feedback_window_ms: int, now_ms: int) -> int:
     parts = list(_partitions(reader, kafka))
     oldest = now_ms - keep_ms
+    committed = reader.committed(parts, timeout=_TIMEOUT_S)
     unread = []
-    for tp in reader.committed(parts, timeout=_TIMEOUT_S):
+    for tp in committed:
         low, high = reader.get_watermark_offsets(tp, timeout=_TIMEOUT_S)
-        if tp.offset < 0:
-            unread.append(oldest)
-        elif low < high and tp.offset < high:
-            unread.append(_time_of(reader, TopicPartition(tp.topic, tp.partition, max(tp.offset, low))) or now_ms)
-    since = max(min([*unread, now_ms]) - feedback_window_ms - BLOCK_MS, oldest)
+        if low < high and 0 <= tp.offset < high:
+            unread.append(TopicPartition(tp.topic, tp.partition, max(tp.offset, low)))
+    new = any(tp.offset < 0 for tp in committed)
+    behind = oldest if new else min([now_ms, *_times(reader, unread)])
+    since = max(behind - feedback_window_ms - BLOCK_MS, oldest)
     since -= since % BLOCK_MS
     found = reader.offsets_for_times(
         [TopicPartition(t.topic, t.partition, since - BLOCK_MS) for t in parts], timeout=_TIMEOUT_S
@@ -144,11 +145,18 @@ def _partitions(reader: Consumer, kafka: KafkaSettings) -> Iterator[TopicPartiti
             yield TopicPartition(kafka.topic(name), p)
 
 
-def _time_of(reader: Consumer, at: TopicPartition) -> int | None:
-    """Append time of the first readable record at or after a position; None when there is none soon."""
-    reader.assign([at])
+def _times(reader: Consumer, at: list[TopicPartition]) -> list[int]:
+    """Append times of the first readable record at or after each position. A position may have none: behind it there
+    may be nothing but the end markers of transactions."""
+    out = []
+    reader.assign(at)
+    deadline = time.monotonic() + 3.0
     try:
-        message = reader.poll(2.0)
-        return None if message is None or message.error() else int(message.timestamp()[1])
+        while len(out) < len(at) and time.monotonic() < deadline:
+            message = reader.poll(0.5)
+            if message is not None and not message.error():
+                out.append(int(message.timestamp()[1]))
+                reader.pause([TopicPartition(str(message.topic()), int(message.partition() or 0))])
     finally:
         reader.unassign()
+    return out
