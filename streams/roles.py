@@ -13,13 +13,14 @@ from models.catalogue import Catalogue
 from models.features import Encoder
 from state.api import ChangelogRecord
 from state.restore import RestoreReporter, plan_restore
-from state.store import RocksStore, open_store
+from state.store import RocksStore
 from streams import failpoints
 from streams.backlog import Backlog
 from streams.clock import EventClock
 from streams.decoding import keyed_events, precompute_requests
 from streams.embedder import Embedder
 from streams.gate import Gate, GateSettings
+from streams.places import close_place, open_place
 from streams.ranker import Ranker
 from streams.settings import Settings
 from streams.step import Dead, Output, Record, StepResult
@@ -47,7 +48,8 @@ class Stores:
 
     def open(self, partition: int, log_bounds: tuple[int, int] | None) -> int | None:
         assert log_bounds is not None
-        store = open_store(self._folder / str(partition), self._settings.store)
+        store = open_place(self._folder, partition, self._settings.store)
+        self.counters["stores_stood_in"] += store.path.name != str(partition)
         plan = plan_restore(store.position, *log_bounds)
         if plan.action == "wipe":
             store.wipe(plan.reason)
@@ -64,7 +66,7 @@ class Stores:
         self._own.pop(partition, None)
         self._restores.pop(partition, None)
         if store is not None:
-            store.close(self._settings.loop.shutdown_deadline_s)
+            close_place(store, self._settings.loop.shutdown_deadline_s)
 
     def follow(self, partition: int, offsets: Sequence[int], values: Sequence[bytes | None], next_offset: int) -> None:
         own = self._own[partition]
