@@ -16,6 +16,9 @@ from topics.brokers import JavaKafka
 
 ROLES = ("verifier", "embedder", "ranker")
 SESSION_S = 6.0
+FROZEN_S = 12.0
+FROZEN_PAST_THE_LOCK_S = 26.0
+"""long enough for the successor to give up waiting for the frozen process's store"""
 POINT_WAIT_S = 20.0
 
 
@@ -96,7 +99,7 @@ class Actions:
         time.sleep(6.0 + self.rng.uniform(0.0, 2.0))
         frozen = self.fleet.roles.processes.get(e.where)
         self.fleet.signal(e.where, signal.SIGSTOP)
-        time.sleep(SESSION_S + 6.0)
+        time.sleep(float(e.detail or FROZEN_S))
         if frozen is not None and frozen.poll() is None:
             frozen.send_signal(signal.SIGCONT)
         time.sleep(4.0)
@@ -171,7 +174,12 @@ def long(rng: random.Random, kills: int) -> list[Event]:
     """Every point of every role, every kind of fault, then kills at random up to `kills`."""
     events = [_point(rng, role, point) for role in ROLES for point in points_of(role)]
     for role in ROLES:
-        events += [Event("zombie", role), Event("freeze_alone", role), Event("swap", role), Event("kill", role)]
+        frozen = [
+            Event("zombie", role),
+            Event("zombie", role, str(FROZEN_PAST_THE_LOCK_S)),
+            Event("freeze_alone", role),
+        ]
+        events += [*frozen, Event("swap", role), Event("kill", role)]
     events += [Event("kill_lose", "embedder"), Event("kill_lose", "ranker")]
     events += [Event("kill_broker", "broker")] * 3 + [Event("kill_all", "all")] * 2
     events += [Event("broker_restart", "broker"), Event("broker_frozen", "broker"), Event("broker_slow", "broker")]

@@ -197,7 +197,7 @@ class Run:
         while watch.count < self.impressions:
             last = watch.arrivals[-1] if watch.arrivals else self.began
             if time.monotonic() - last > ANSWER_WAIT_S:
-                self.wrong.append(f"only {watch.count} of {self.impressions} answers, and nothing for {ANSWER_WAIT_S:g} s")
+                self.wrong.append(f"{watch.count} of {self.impressions} answers, and none for {ANSWER_WAIT_S:g} s")
                 self.say(roles.logs())
                 return
             time.sleep(0.2)
