@@ -133,7 +133,7 @@ def bars(rows: Sequence[Row], show: Format, alternative: str) -> str:
     for i, r in enumerate(rows):
         y = pitch * i
         parts.append(_text(0, y + 13, r.name))
-        parts.append(_text(WIDTH, y + 13, show(r.value) + (f"  {r.note}" if r.note else ""), "end"))
+        parts.append(_text(WIDTH, y + 13, show(r.value) + (f" · {r.note}" if r.note else ""), "end"))
         parts.append(f'<rect x="0" y="{y + 19}" width="{WIDTH}" height="13" rx="3" fill="var(--line)" opacity=".5"/>')
         width = WIDTH * max(0.0, r.value) / largest
         if r.value > 0:
@@ -261,7 +261,7 @@ def _place(value: float, edges: Sequence[float]) -> float:
 
 def _beside(places: Sequence[float], labels: Sequence[str]) -> list[float]:
     """Where labels start so that they do not meet: the last right of its line, the others left of theirs."""
-    widths = [6.6 * len(label) for label in labels]
+    widths = [7.0 * len(label) for label in labels]
     starts = [0.0] * len(labels)
     limit = float(WIDTH)
     for i in range(len(labels) - 1, -1, -1):

@@ -28,6 +28,7 @@ table.facts{table-layout:fixed}table.facts th,table.facts td{text-align:left;ove
 table.facts th{width:9.5em;color:var(--dim);font-weight:500}
 .if-narrow{display:none}
 @media (max-width:760px){.if-wide{display:none}.if-narrow{display:block}
+svg text{font-size:14px}th,td{padding:4px 5px}table{font-size:.8rem}
 .cards{grid-template-columns:minmax(0,1fr)}
 .tiles{grid-template-columns:repeat(2,minmax(0,1fr));gap:8px}}
 @media print{section,.tile{break-inside:avoid}}

@@ -195,15 +195,10 @@ def _calls(report: Mapping[str, Any]) -> str:
         Row("here: pair calls in the background", report["fm_calls_per_impression"] or 0.0, "direct"),
         Row("here: user-state passes (cheap) in the background", report.get("states", 0) / (requests or 1), "state"),
     ]
-    more = embedded / ads if ads else 0.0
-    work = (
-        f"{more:.2f} for each ad ranked: the work left the request, but did not shrink"
-        if more >= 1
-        else f"{more:.2f} for each ad ranked: the work left the request, and shrank by that much"
-    )
+    moved = f"{embedded / ads:.0%} of that work, moved out of the request" if ads else "nothing to compare it with"
     note = (
         f"FM calls saved, said plainly: an FM in the request path would have scored {ads:,} pairs while users waited; "
-        f"here it scored none of them then, but made {embedded:,} pair calls in the background, {work}. "
+        f"here it scored none of them then, but made {embedded:,} pair calls in the background: {moved}. "
         f"{report['pairs']['saved']:,} more were not made because their embedding was still fresh, and each call gave "
         f"{report['hits_per_fm_call'] or 0:.2f} direct hits."
     )

@@ -151,6 +151,9 @@ def run(
     `processes` 0 is one per core. `progress` gets (steps done, steps in all). Raises `SolarisError`, also when a
     process was killed.
     """
+    from topics.readers import EventLog
+
+    EventLog(log, sources)  # what is wrong with either is said here, before processes start
     configs = [configured(base, p) for p in grid]
     workers = min(processes or cores(), len(grid))
     with tempfile.TemporaryDirectory(prefix="solaris-sweep-") as folder, _one_thread():
@@ -167,7 +170,8 @@ def run(
                     for stage in (_backtest, _judge):
                         waiting = [pool.submit(stage, t) for t in tasks]
                         for future in as_completed(waiting):
-                            future.result()
+                            if (wrong := future.result()) is not None:
+                                raise SolarisError(wrong)
                             done += 1
                             if progress is not None:
                                 progress(done, steps)
@@ -208,20 +212,29 @@ def figures(point: Mapping[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def _backtest(task: _Task) -> None:
-    """First stage, in a process of its own: the run, its columns and counters kept in files."""
+def _backtest(task: _Task) -> str | None:
+    """First stage, in a process of its own: the run, its columns and counters kept in files. Returns what went wrong,
+    since not every error can be sent between processes."""
     from models.runtime import open_runtime
     from topics.readers import EventLog
 
-    runtime = open_runtime(task.bundle, "cpu", 1)
-    result = backtest(EventLog(task.log, task.sources).events(), runtime, task.config)
-    runtime.close()
+    try:
+        runtime = open_runtime(task.bundle, "cpu", 1)
+    except SolarisError as e:
+        return str(e)
+    try:
+        result = backtest(EventLog(task.log, task.sources).events(), runtime, task.config)
+    except SolarisError as e:
+        return str(e)
+    finally:
+        runtime.close()
     s = result.scored
     columns = {name: getattr(s, name) for name in _ARRAYS}
     np.savez(_columns(task.folder, task.index), **columns)
     if s.fm is not None:
         np.save(_fm(task), s.fm, allow_pickle=False)
     _report(task).write_text(json.dumps(result.counters))
+    return None
 
 
 def _judge(task: _Task) -> None:

@@ -98,7 +98,7 @@ def _curves(
 ) -> str:
     xs = {p["settings"][axis]: number(axis, p["settings"][axis]) or 0.0 for rows in groups.values() for p in rows}
     places = _places(axis, list(xs.values()))
-    series = []
+    series: list[Curve] = []
     for group, rows in groups.items():
         for name, get in of.items():
             found = [(places[xs[p["settings"][axis]]], get(p)) for p in rows]

@@ -131,7 +131,7 @@ def test_expiry_leaves_a_long_delay_its_ttl(runtime: Runtime) -> None:
     """Stores that are asked as of long ago expire by that clock: a delay above the grace period takes nothing away."""
     ttl, delay = 8 * HOUR, 3 * HOUR
     config = BacktestConfig(store=StoreSettings(ttl_ms=ttl, window_ms=ttl), pair_delay_ms=delay, state_delay_ms=delay)
-    asked = [k * HOUR // 2 for k in range(1, 17)]
+    asked = [k * HOUR // 4 for k in range(1, 33)]
     got = [s for (s,) in probe(runtime, config, asked)]
     assert got == ["none" if ms < delay or ms >= ttl else "direct" for ms in asked]
 
