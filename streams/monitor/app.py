@@ -154,18 +154,15 @@ def build(settings: Settings, auth: Any, view: View) -> faust.App:
                 for window in table.table.window.ranges(start / 1000):
                     table.table.pop((str(key), window), None)
 
-    @app.timer(LAG_EVERY_S)
+    @app.task
     async def lag() -> None:
-        try:
-            found = await asyncio.to_thread(describe, kafka)
-        except SolarisError as e:
-            log.warning("lag not known: %s", e)
-            return
-        view.lag = {
-            role: sum(p.lag.get(role, 0) for topic in found for p in topic.partitions)
-            for role in ROLES
-            if any(role in p.lag for topic in found for p in topic.partitions)
-        }
+        while not app.should_stop:
+            try:
+                found = [p.lag for topic in await asyncio.to_thread(describe, kafka) for p in topic.partitions]
+                view.lag = {role: sum(p.get(role, 0) for p in found) for role in ROLES if any(role in p for p in found)}
+            except SolarisError as e:
+                log.warning("lag not known: %s", e)
+            await app.sleep(LAG_EVERY_S)
 
     add_views(app, view)
     return app

@@ -148,7 +148,7 @@ def _partitions(reader: Consumer, kafka: KafkaSettings) -> Iterator[TopicPartiti
 def _times(reader: Consumer, at: list[TopicPartition]) -> list[int]:
     """Append times of the first readable record at or after each position. A position may have none: behind it there
     may be nothing but the end markers of transactions."""
-    out = []
+    out: list[int] = []
     reader.assign(at)
     deadline = time.monotonic() + 3.0
     try:
