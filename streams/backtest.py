@@ -25,6 +25,7 @@ from models.api import PairBatch, Runtime
 from models.catalogue import Catalogue
 from models.features import Encoder
 from state.api import ChangelogRecord, EmbeddingStore, Lookup, StoreDims, StoreSettings
+from state.neighbours import Neighbours, NeighbourSettings
 from state.store import open_store
 from streams.embedder import Embedder, Refresh
 from streams.gate import GateSettings
@@ -52,6 +53,10 @@ class BacktestConfig:
     block_events: int = 4_096
     with_fm: bool = True
     """also score every ranked pair with the FM, for the losses to compare with"""
+    neighbours: int = 16
+    """similar users asked for a user without an aggregate, where the bundle has that slot; 0: never"""
+    neighbours_every_ms: int = 3_600_000
+    """event time between two builds of their index; blocks end there, so that outcomes do not depend on their size"""
     start_ms: int = 0
     """impressions before this are served (they warm nothing up) but not reported"""
 
@@ -161,9 +166,23 @@ class Backtest:
             self._served = self._computed  # type: ignore[assignment]
             self._opened = [(self._computed, 0)]
 
+        self.neighbours: dict[int, Neighbours] = {}
+        if config.neighbours and "similar" in info.slots and info.profile_dim:
+            self.neighbours[PARTITION] = Neighbours(
+                self._computed, info.fm_hash, self.ranker.dims, NeighbourSettings(k=config.neighbours)
+            )
+
     def close(self) -> None:
+        for neighbours in self.neighbours.values():
+            neighbours.close()
         for store, _ in self._opened:
             store.close()
+
+    def find_neighbours(self, now_ms: int) -> None:
+        """Builds the index of similar users from what is servable at `now_ms`."""
+        for neighbours in self.neighbours.values():
+            neighbours.rebuild(now_ms - self.config.pair_delay_ms)
+            neighbours.wait()
 
     def block(self, events: list[Event]) -> tuple[list[Impression], list[RankedAds], Columns]:
         """One block through all roles -> its impressions, their ranked ads, and the columns of `Scored`."""
@@ -171,7 +190,9 @@ class Backtest:
         offered = [e for e in events if isinstance(e, Candidates)]
         requests = self.verifier.process(offered, [PARTITION] * len(offered))
         states = self._records(self.embedder.states(requests))
-        self._states.apply(states)
+        self._computed.apply(states)
+        if self._states is not self._computed:
+            self._states.apply(states)
         chunks, _ = self.embedder.pairs(requests, [PARTITION] * len(requests), {PARTITION: self._computed})
         pairs = self._records(chunks)
         self._computed.apply(pairs)
@@ -180,7 +201,8 @@ class Backtest:
         shown = [e for e in events if isinstance(e, Impression)]
         if not shown:
             return [], [], {}
-        ranking = self.ranker.rank(shown, [PARTITION] * len(shown), {PARTITION: self._served})  # type: ignore[dict-item]
+        stores: dict[int, EmbeddingStore] = {PARTITION: self._served}  # type: ignore[dict-item]
+        ranking = self.ranker.rank(shown, [PARTITION] * len(shown), stores, self.neighbours)
         times = [e.ts for e in shown]
         answers = self.ranker.answers(shown, ranking, times, 0, [False] * len(shown))
         n = ranking.batch.pairs
@@ -235,7 +257,9 @@ def backtest(
     answers: list[RankedAds] = []
     done = 0
     try:
-        for block in _blocks(events, config.block_events):
+        for block, hour_ms in _blocks(events, config.block_events, config.neighbours_every_ms if run.neighbours else 0):
+            if hour_ms >= 0:
+                run.find_neighbours(hour_ms)
             for e in block:
                 if isinstance(e, Feedback):
                     clicked.setdefault(e.id, set()).update(map(str, e.clicked))
@@ -295,25 +319,34 @@ def _scored(
     )
 
 
-def _blocks(events: Iterable[Event], size: int) -> Iterator[list[Event]]:
-    """At most `size` events each, and cut where a catalogue record would reach back to what came before it."""
+def _blocks(events: Iterable[Event], size: int, every_ms: int) -> Iterator[tuple[list[Event], int]]:
+    """Blocks of up to `size` events, each with the multiple of `every_ms` (0: none) that begins at it, or -1.
+
+    A block ends before a catalogue record that would reach back to what came before it, and before a multiple of
+    `every_ms`. Event time that steps back begins nothing.
+    """
     block: list[Event] = []
     mentioned: set[str] = set()
     looked_at = 0
+    due, begins = -1, -1
     for e in events:
+        starts = -1
         if type(e) is Item:
             for earlier in block[looked_at:]:
                 mentioned.update(_mentioned(earlier))
             looked_at = len(block)
-            if str(e.id) in mentioned:
-                yield block
-                block, mentioned, looked_at = [], set(), 0
-        block.append(e)
-        if len(block) >= size:
-            yield block
+        elif every_ms and (due < 0 or e.ts >= due):
+            starts = e.ts - e.ts % every_ms if due >= 0 else -1
+            due = e.ts - e.ts % every_ms + every_ms
+        if len(block) >= size or starts >= 0 or (type(e) is Item and str(e.id) in mentioned):
+            if block:
+                yield block, begins
+                begins = -1
             block, mentioned, looked_at = [], set(), 0
+            begins = starts if starts >= 0 else begins
+        block.append(e)
     if block:
-        yield block
+        yield block, begins
 
 
 def _mentioned(event: Event) -> Iterator[str]:

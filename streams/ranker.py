@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,9 @@ import numpy.typing as npt
 from models.api import SLOTS, SOURCES, PairBatch, Runtime, Slots
 from models.catalogue import Catalogue
 from models.features import Encoder
-from models.slots import build_slots
+from models.slots import SimilarUsers, build_slots
 from state.api import EmbeddingStore, Lookup, StoreDims
+from state.neighbours import Similar
 from topics.events import Impression, RankedAds
 
 I64 = npt.NDArray[np.int64]
@@ -40,6 +42,12 @@ class Ranking:
     """[5, N] by slot, -1 empty"""
     order: I64
     """[N]"""
+
+
+class SimilarSource(Protocol):
+    """`state.neighbours.Neighbours`, or a clustering table behind the same call."""
+
+    def similar(self, profiles: F32, now_ms: I64, users: npt.NDArray[np.uint64] | None = None) -> Similar: ...
 
 
 class ItemVectors:
@@ -110,13 +118,19 @@ class Ranker:
         return StoreDims(info.dim, info.state_dim, info.profile_dim)
 
     def rank(
-        self, events: Sequence[Impression], partitions: Sequence[int], stores: Mapping[int, EmbeddingStore]
+        self,
+        events: Sequence[Impression],
+        partitions: Sequence[int],
+        stores: Mapping[int, EmbeddingStore],
+        neighbours: Mapping[int, SimilarSource] | None = None,
     ) -> Ranking:
-        """`partitions` [B] names each impression's partition, `stores` has one store for each of them."""
+        """`partitions` [B] names each impression's partition, `stores` has one store for each of them; `neighbours`
+        finds similar users for those who have no aggregate of their own."""
         batch = self.encoder.impressions(events)
         vectors, topics = self._items.get(batch.items)
         found = self._lookup(batch, topics, partitions, stores)
-        slots = build_slots(found, batch, vectors, self.runtime, batch.ts_ms)
+        similar = self._similar(batch, found, partitions, neighbours) if neighbours else None
+        slots = build_slots(found, batch, vectors, self.runtime, batch.ts_ms, similar)
         logit = self.runtime.score_plus(batch, slots)
         score = (1.0 / (1.0 + np.exp(-logit.astype(np.float64)))).astype(np.float32)
         ages = slots.ages()
@@ -193,6 +207,25 @@ class Ranker:
             )
             pieces.append((mine, at, found))
         return _merge(batch, dims, pieces)
+
+    def _similar(
+        self, batch: PairBatch, found: Lookup, partitions: Sequence[int], neighbours: Mapping[int, SimilarSource]
+    ) -> SimilarUsers | None:
+        """Similar users of the requests whose user has no aggregate; asked for the others too it would only cost."""
+        lonely = np.flatnonzero(found.aggregate_ts_ms < 0)
+        if "similar" not in self.runtime.info.slots or not len(lonely):
+            return None
+        info, n = self.runtime.info, batch.requests
+        out = SimilarUsers(np.zeros((n, info.dim), np.float32), np.full(n, -1, np.int64), np.zeros(n, np.float32))
+        profiles = self.runtime.score(batch).profile
+        parts = np.asarray(partitions)[lonely]
+        for p in np.unique(parts):
+            if int(p) in neighbours:
+                mine = lonely[parts == p]
+                got = neighbours[int(p)].similar(profiles[mine], batch.ts_ms[mine], batch.users[mine])
+                out.vector[mine], out.ts_ms[mine], out.score[mine] = got.aggregate, got.ts_ms, got.similarity
+        self.counters["similar_asked"] += len(lonely)
+        return out
 
     def _count(self, batch: PairBatch, source: npt.NDArray[np.int8], slots: Slots) -> None:
         c = self.counters

@@ -12,6 +12,7 @@ from models.api import Runtime
 from models.catalogue import Catalogue
 from models.features import Encoder
 from state.api import ChangelogRecord
+from state.neighbours import Neighbours, NeighbourSettings
 from state.restore import RestoreReporter, plan_restore
 from state.store import RocksStore
 from streams import failpoints
@@ -39,7 +40,7 @@ class Stores:
     """The state stores of the partitions held, one RocksDB each, and their event clocks."""
 
     def __init__(self, folder: Path, settings: Settings) -> None:
-        self._folder, self._settings = folder, settings
+        self.folder, self._settings = folder, settings
         self.by_partition: dict[int, RocksStore] = {}
         self._clocks: dict[int, EventClock] = {}
         self._own: dict[int, set[int]] = {}
@@ -48,13 +49,13 @@ class Stores:
 
     def open(self, partition: int, log_bounds: tuple[int, int] | None) -> int | None:
         assert log_bounds is not None
-        store = open_place(self._folder, partition, self._settings.store)
+        store = open_place(self.folder, partition, self._settings.store)
         self.counters["stores_stood_in"] += store.path.name != str(partition)
         plan = plan_restore(store.position, *log_bounds)
         if plan.action == "wipe":
             store.wipe(plan.reason)
             self.counters["stores_wiped"] += 1
-        self._restores[partition] = RestoreReporter(f"{self._folder.name}/{partition}", plan)
+        self._restores[partition] = RestoreReporter(f"{self.folder.name}/{partition}", plan)
         self.by_partition[partition] = store
         self._clocks[partition] = EventClock(store.clock_ms)
         self._own[partition] = set()
@@ -107,6 +108,10 @@ class Stores:
         store = self.by_partition[partition]
         if clock.now_ms > before and clock.now_ms >= store.clock_ms + step:
             self.counters["segments_dropped"] += store.expire(clock.now_ms)
+
+    def clock_ms(self, partition: int) -> int:
+        """Event time of the partition's input, -1 before its first events."""
+        return self._clocks[partition].now_ms
 
     def _tally(self, applied: int, pairs: int, expired: int, rejected: list[tuple[int, str]], partition: int) -> None:
         self.counters["chunks_applied"] += applied
@@ -356,17 +361,46 @@ class RankerStep(BaseStep):
         self._restoring: set[int] = set()
         self._clock = clock
         self.restore_deadline_s = settings.ranker.restore_deadline_s
+        self._neighbours: dict[int, Neighbours] = {}
+        self._rebuild_due_s = 0.0
 
     def swap(self, runtime: Runtime) -> None:
         self.core.swap(runtime)
+        held = list(self._neighbours)
+        for p in held:
+            self._neighbours.pop(p).close()
+        for p in self.stores.by_partition:
+            self._find_neighbours(p)
 
     def open(self, partition: int, metadata: str | None, log: tuple[int, int] | None) -> int | None:
         self._restoring.add(partition)
-        return self.stores.open(partition, log)
+        start = self.stores.open(partition, log)
+        self._find_neighbours(partition)
+        return start
 
     def close(self, partition: int) -> None:
         self._restoring.discard(partition)
+        if partition in self._neighbours:
+            self._neighbours.pop(partition).close()
         self.stores.close(partition)
+
+    def idle(self) -> None:
+        super().idle()
+        now = time.monotonic()
+        if self._neighbours and now >= self._rebuild_due_s:
+            self._rebuild_due_s = now + self.settings.ranker.neighbours_every_s
+            for p, neighbours in self._neighbours.items():
+                clock_ms = self.stores.clock_ms(p)
+                if clock_ms >= 0 and p not in self._restoring:
+                    self.counters["neighbour_builds"] += neighbours.rebuild(clock_ms)
+
+    def _find_neighbours(self, partition: int) -> None:
+        k = self.settings.ranker.neighbours
+        if k and "similar" in self.runtime.info.slots and self.runtime.info.profile_dim:
+            self._neighbours[partition] = Neighbours(
+                self.stores.by_partition[partition], self.runtime.info.fm_hash, self.core.dims,
+                NeighbourSettings(k=k), self.stores.folder / f"{partition}-neighbours",
+            )  # fmt: skip
 
     def follow(self, partition: int, offsets: Sequence[int], values: Sequence[bytes | None], next_offset: int) -> None:
         self.stores.follow(partition, offsets, values, next_offset)
@@ -380,7 +414,7 @@ class RankerStep(BaseStep):
         outputs: list[Output] = []
         if events:
             partitions = [records[i].partition for i in sources]
-            ranking = self.core.rank(events, partitions, self.stores.by_partition)
+            ranking = self.core.rank(events, partitions, self.stores.by_partition, self._neighbours)
             answers = self.core.answers(
                 events,
                 ranking,
