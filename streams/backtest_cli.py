@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
 from datetime import datetime
@@ -20,6 +21,9 @@ BundleOption = Annotated[Path | None, typer.Option(help="Folder of the model bun
 TtlOption = Annotated[str, typer.Option(help="How long an embedding is live: 90s, 15m, 6h.")]
 WindowOption = Annotated[str, typer.Option(help="Window of the aggregates; at least the TTL.")]
 BudgetOption = Annotated[float, typer.Option(help="Pairs accepted per second of event time; 0: no limit.", min=0)]
+BurstOption = Annotated[
+    str, typer.Option(help="How much of the budget may be saved up for one moment; small logs need more than 10s.")
+]
 ShareOption = Annotated[float, typer.Option(help="Share of the pairs seen that may be accepted.", min=0, max=1)]
 TopKOption = Annotated[int, typer.Option(help="Pairs accepted at most per candidates event; 0: no limit.", min=0)]
 ThresholdOption = Annotated[float, typer.Option(help="Least pCTR that is worth an FM call.", min=0, max=1)]
@@ -40,6 +44,7 @@ def backtest(
     ttl: TtlOption = "6h",
     window: WindowOption = "24h",
     budget: BudgetOption = 0.0,
+    burst: BurstOption = "10s",
     share: ShareOption = 1.0,
     top_k: TopKOption = 0,
     threshold: ThresholdOption = 0.0,
@@ -66,7 +71,10 @@ def backtest(
     from streams.conditions import conditions
     from topics.readers import BadLines, EventLog
 
-    config = configure(ttl, window, budget, share, top_k, threshold, pair_delay, state_delay, refresh, start, not no_fm)
+    _quiet()
+    config = configure(
+        ttl, window, budget, burst, share, top_k, threshold, pair_delay, state_delay, refresh, start, not no_fm
+    )
     path = _bundle(bundle)
     runtime = open_runtime(path, device, THREADS)
     source = EventLog(log, sources, BadLines(strict))
@@ -116,6 +124,7 @@ def sweep(
     ttl: TtlOption = "6h",
     window: WindowOption = "24h",
     budget: BudgetOption = 0.0,
+    burst: BurstOption = "10s",
     share: ShareOption = 1.0,
     top_k: TopKOption = 0,
     threshold: ThresholdOption = 0.0,
@@ -139,7 +148,10 @@ def sweep(
     """
     from streams import sweep as sweeps
 
-    base = configure(ttl, window, budget, share, top_k, threshold, pair_delay, state_delay, refresh, start, not no_fm)
+    _quiet()
+    base = configure(
+        ttl, window, budget, burst, share, top_k, threshold, pair_delay, state_delay, refresh, start, not no_fm
+    )
     axes = sweeps.parse_grid(grid)
     points = sweeps.points(axes, each)
     with _Bar("sweep", quiet=as_json) as bar:
@@ -160,7 +172,7 @@ def sweep(
 
 
 def configure(
-    ttl: str, window: str, budget: float, share: float, top_k: int, threshold: float, pair_delay: str,
+    ttl: str, window: str, budget: float, burst: str, share: float, top_k: int, threshold: float, pair_delay: str,
     state_delay: str, refresh: str, start: str | None, with_fm: bool,
 ) -> BacktestConfig:  # fmt: skip
     """Raises `SettingsError` naming the flag."""
@@ -177,7 +189,13 @@ def configure(
         raise SettingsError("--ttl", ttl, "must be above 0")
     return BacktestConfig(
         store=StoreSettings(ttl_ms=ttl_ms, window_ms=window_ms),
-        gate=GateSettings(threshold=threshold, top_k=top_k, budget_pairs_per_s=budget, budget_share=share),
+        gate=GateSettings(
+            threshold=threshold,
+            top_k=top_k,
+            budget_pairs_per_s=budget,
+            budget_share=share,
+            budget_burst_s=parse_ms("--burst", burst) / 1000,
+        ),
         refresh=refresh,  # type: ignore[arg-type]
         pair_delay_ms=parse_ms("--pair-delay", pair_delay),
         state_delay_ms=parse_ms("--state-delay", state_delay),
@@ -191,10 +209,18 @@ def describe(config: BacktestConfig) -> dict[str, Any]:
     gate, store = config.gate, config.store
     return {
         "ttl_ms": store.ttl_ms, "window_ms": store.window_ms, "budget_pairs_per_s": gate.budget_pairs_per_s,
-        "budget_share": gate.budget_share, "top_k": gate.top_k, "threshold": gate.threshold,
+        "burst_ms": round(gate.budget_burst_s * 1000), "budget_share": gate.budget_share, "top_k": gate.top_k,
+        "threshold": gate.threshold,
         "pair_delay_ms": config.pair_delay_ms, "state_delay_ms": config.state_delay_ms, "refresh": config.refresh,
         "start_ms": config.start_ms,
     }  # fmt: skip
+
+
+def _quiet() -> None:
+    """The stores' opening and closing is not news here, unless somebody asked for debug."""
+    root = logging.getLogger()
+    if root.level == logging.INFO:
+        root.setLevel(logging.WARNING)
 
 
 def _start(text: str | None) -> int:

@@ -132,6 +132,11 @@ def _models(report: Mapping[str, Any]) -> str:
         + (f", 95 %: {interval[0]:.0%} to {interval[1]:.0%}" if interval else "")
         + ": the share of the FM's gain over the VM that SOLARIS keeps."
     )
+    if report.get("speed", 1) > 1:
+        text += (
+            f" The run's clock was {report['speed']:,.0f} times faster than its events': a second from event to "
+            "embedding cost that many seconds of freshness, so read SOLARIS here as a lower bound."
+        )
     note = (
         f"{text} {report['pairs_with_feedback']:,} ads with feedback, click rate {report['ctr']:.2%}. Lines are 95 % "
         "intervals over users; models see the same users, so the gains below are surer than the losses look."

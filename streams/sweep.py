@@ -29,7 +29,7 @@ from streams.conditions import conditions, cores
 from streams.durations import parse_ms
 from topics.errors import SettingsError, SolarisError
 
-DURATIONS = ("ttl", "window", "delay", "pair_delay", "state_delay")
+DURATIONS = ("ttl", "window", "burst", "delay", "pair_delay", "state_delay")
 NUMBERS = ("budget", "share", "threshold", "top_k")
 CHOICES = {"refresh": ("on_change", "ttl")}
 MAX_POINTS = 1_000
@@ -114,6 +114,8 @@ def configured(base: BacktestConfig, point: Point) -> BacktestConfig:
                 own[f"{axis}_ms"] = int(value or 0)
             case "ttl" | "window":
                 store[f"{axis}_ms"] = int(value or 0)
+            case "burst":
+                gate["budget_burst_s"] = (value or 0.0) / 1000
             case "top_k":
                 gate["top_k"] = int(value or 0)
             case "threshold":

@@ -20,6 +20,7 @@ UNITS = {
     "top_k": "pairs accepted per candidates event",
     "ttl": "how long an embedding is live",
     "window": "window of the aggregates",
+    "burst": "how much of the budget may be saved up for one moment",
     "delay": "from an event to its embeddings and state being servable",
     "pair_delay": "from an event to its pair embeddings being servable",
     "state_delay": "from an event to the user's state being servable",

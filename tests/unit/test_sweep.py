@@ -86,10 +86,11 @@ def test_points() -> None:
 def test_a_point_changes_what_it_names() -> None:
     got = sweep.configured(
         BASE,
-        {"budget": "5", "share": "0.5", "threshold": "0.1", "top_k": "3", "ttl": "1h", "window": "12h", "delay": "2s",
-         "refresh": "ttl"},
+        {"budget": "5", "share": "0.5", "threshold": "0.1", "top_k": "3", "burst": "5m", "ttl": "1h",
+         "window": "12h", "delay": "2s", "refresh": "ttl"},
     )  # fmt: skip
     assert (got.gate.budget_pairs_per_s, got.gate.budget_share, got.gate.threshold, got.gate.top_k) == (5, 0.5, 0.1, 3)
+    assert got.gate.budget_burst_s == 300
     assert (got.store.ttl_ms, got.store.window_ms, got.refresh) == (HOUR, 12 * HOUR, "ttl")
     assert got.pair_delay_ms == got.state_delay_ms == 2_000
     one = sweep.configured(BASE, {"pair_delay": "3s"})
