@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections import Counter
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 
 # Of a packed request: item hash and score.
 _BYTES_PER_PAIR = 12
+_SECOND_WAIT_S = 0.5
 
 
 class Stores:
@@ -45,12 +47,13 @@ class Stores:
         self._clocks: dict[int, EventClock] = {}
         self._own: dict[int, set[int]] = {}
         self._restores: dict[int, RestoreReporter] = {}
+        self._stood_in_s = float("-inf")
+        """when a stand-in was last taken"""
         self.counters: Counter[str] = Counter()
 
     def open(self, partition: int, log_bounds: tuple[int, int] | None) -> int | None:
         assert log_bounds is not None
-        store = open_place(self.folder, partition, self._settings.store)
-        self.counters["stores_stood_in"] += store.path.name != str(partition)
+        store = self._open_place(partition)
         plan = plan_restore(store.position, *log_bounds)
         if plan.action == "wipe":
             store.wipe(plan.reason)
@@ -60,6 +63,17 @@ class Stores:
         self._clocks[partition] = EventClock(store.clock_ms)
         self._own[partition] = set()
         return plan.start
+
+    def _open_place(self, partition: int) -> RocksStore:
+        """A frozen process holds all of its stores: it is waited for once, not once per partition."""
+        settings = self._settings.store
+        if time.monotonic() - self._stood_in_s < 3 * settings.lock_timeout_s:
+            settings = dataclasses.replace(settings, lock_timeout_s=_SECOND_WAIT_S)
+        store = open_place(self.folder, partition, settings)
+        if store.path.name != str(partition):
+            self._stood_in_s = time.monotonic()
+            self.counters["stores_stood_in"] += 1
+        return store
 
     def close(self, partition: int) -> None:
         store = self.by_partition.pop(partition, None)
