@@ -152,6 +152,7 @@ def run(
     seconds: float,
     progress: Progress,
     say: Callable[[str], None],
+    judged_from_ms: int = 0,
 ) -> dict[str, Any]:
     """Starts the roles on `kafka`, replays `source` in about `seconds`, waits for the answers, reads the topics back.
 
@@ -185,12 +186,14 @@ def run(
             watcher.stop()
     say("reading the topics back")
     read = RunRecords({t: read_all(kafka, t) for t in READ_BACK}, watcher.ranked_at_ms, watcher.chunk_at_ms)
+    read.judged_from_ms = judged_from_ms
     read.seconds = max(0.001, ended - began)
     say("scoring with VM and FM for the losses")
     report = build(
         read, open_runtime(settings.model.bundle), settings.store.ttl_ms, kafka.topic("impressions"), fm_pairs=400_000
     )
     report["log"] = str(source.path)
+    report["judged_from_ms"] = judged_from_ms
     report["speed"] = round(speed, 2)
     report["counters"] = progress.counters
     return report

@@ -34,14 +34,23 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("reports/demo"),
     users: Annotated[int, typer.Option(help="Users of the simulated day.", min=10)] = 2_500,
     seed: Annotated[int, typer.Option(help="Seed of the simulated day.")] = 0,
+    train_share: Annotated[
+        float,
+        typer.Option(
+            help="With --log and torch: train on this first share of its span, judge on the rest; 0: do not.",
+            min=0,
+            max=0.95,
+        ),
+    ] = 2 / 3,
     config: ConfigOption = None,
     sets: SetOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Run the whole pipeline on one log: broker, roles, replay, report. Needs nothing but Python.
 
-    Without --log a day of events is simulated. The embedded broker is for a first look only; `make up` starts a real
-    Kafka.
+    Without --log a day of events is simulated. With it a bundle is trained on the first two thirds (where torch is
+    installed: make train-setup) unless model.bundle names one. The embedded broker is for a first look only; `make up`
+    starts a real Kafka.
 
     Example: solaris demo --log behaviors.tsv --broker java
     """
@@ -71,11 +80,21 @@ def demo(
         kafka=dataclasses.replace(settings.kafka, prefix=prefix),
     )  # fmt: skip
     source = EventLog(path)
+    judged_from_ms = 0
+    if log is not None and train_share and settings.origin("model.bundle") == "default":
+        from streams.demo_training import can_train, train_first_part
+
+        if can_train():
+            bundle = (out / "bundle").resolve()
+            judged_from_ms = train_first_part(source, train_share, bundle, seed, say)
+            settings = dataclasses.replace(settings, model=dataclasses.replace(settings.model, bundle=bundle))
+        else:
+            say("torch is not installed (make train-setup): the demo bundle serves, which knows nothing of this log")
     with _broker(broker, settings.kafka, out, say) as kafka:
         admin.create(kafka)
         progress = Progress()
         with _display(progress):
-            report = run(source, settings, kafka, sets or [], out, seconds, progress, say)
+            report = run(source, settings, kafka, sets or [], out, seconds, progress, say, judged_from_ms)
     from streams.conditions import conditions
     from streams.page import write_page
 

@@ -49,6 +49,8 @@ class RunRecords:
     """impression id -> wall clock at which its answer was read"""
     chunk_at_ms: list[tuple[str, bool, float]] = field(default_factory=list)
     """(candidates event id, has a user state, wall clock at which the chunk was read)"""
+    judged_from_ms: int = 0
+    """event time from which on impressions count in the losses: those before it trained the models"""
     seconds: float = 0.0
     """wall time of the replay, until the last answer"""
 
@@ -113,7 +115,7 @@ def build(
     report.update(_latencies(run))
     report["histograms"]["age"] = histogram(ages, AGE_BINS_MS)
     report["coverage_over_time"] = coverage_over_time(list(answers.values()))
-    report.update(_losses(topics, answers, runtime, fm_pairs))
+    report.update(_losses(topics, answers, runtime, fm_pairs, run.judged_from_ms))
     return report
 
 
@@ -160,7 +162,11 @@ def _latencies(run: RunRecords) -> dict[str, Any]:
 
 
 def _losses(
-    topics: dict[str, list[Record]], answers: dict[tuple[str, str], RankedAds], runtime: Runtime, fm_pairs: int
+    topics: dict[str, list[Record]],
+    answers: dict[tuple[str, str], RankedAds],
+    runtime: Runtime,
+    fm_pairs: int,
+    from_ms: int,
 ) -> dict[str, Any]:
     catalogue = Catalogue(runtime.info.spec)
     for r in topics["items"]:
@@ -182,7 +188,7 @@ def _losses(
             e = decode_impression(r.value or b"")
         except InvalidEvent:
             continue
-        if e.id in clicked and (e.user, e.id) in answers and e.ads:
+        if e.id in clicked and (e.user, e.id) in answers and e.ads and e.ts >= from_ms:
             known.append(e)
     if not known:
         return dict(NO_FEEDBACK)
