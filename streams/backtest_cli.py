@@ -31,6 +31,9 @@ DelayOption = Annotated[str, typer.Option(help="From an event to its embeddings 
 RefreshOption = Annotated[
     str, typer.Option(help="on_change: embed a live pair again when the user's history moved; ttl: only after its TTL.")
 ]
+NeighboursOption = Annotated[
+    int, typer.Option(help="Similar users asked for a user without an aggregate, where the bundle uses them.", min=0)
+]
 StartOption = Annotated[
     str | None, typer.Option(help="Report impressions from here on (ISO time or ms); the ones before warm nothing up.")
 ]
@@ -51,6 +54,7 @@ def backtest(
     pair_delay: DelayOption = "0",
     state_delay: DelayOption = "0",
     refresh: RefreshOption = "on_change",
+    neighbours: NeighboursOption = 16,
     start: StartOption = None,
     no_fm: Annotated[
         bool, typer.Option("--no-fm", help="Do not score with the FM: faster, no transfer ratio.")
@@ -73,8 +77,9 @@ def backtest(
 
     _quiet()
     config = configure(
-        ttl, window, budget, burst, share, top_k, threshold, pair_delay, state_delay, refresh, start, not no_fm
-    )
+        ttl, window, budget, burst, share, top_k, threshold, pair_delay, state_delay, refresh, neighbours, start,
+        not no_fm,
+    )  # fmt: skip
     path = _bundle(bundle)
     runtime = open_runtime(path, device, THREADS)
     source = EventLog(log, sources, BadLines(strict))
@@ -131,6 +136,7 @@ def sweep(
     pair_delay: DelayOption = "0",
     state_delay: DelayOption = "0",
     refresh: RefreshOption = "on_change",
+    neighbours: NeighboursOption = 16,
     start: StartOption = None,
     no_fm: Annotated[
         bool, typer.Option("--no-fm", help="Do not score with the FM: faster, no transfer ratio.")
@@ -150,8 +156,9 @@ def sweep(
 
     _quiet()
     base = configure(
-        ttl, window, budget, burst, share, top_k, threshold, pair_delay, state_delay, refresh, start, not no_fm
-    )
+        ttl, window, budget, burst, share, top_k, threshold, pair_delay, state_delay, refresh, neighbours, start,
+        not no_fm,
+    )  # fmt: skip
     axes = sweeps.parse_grid(grid)
     points = sweeps.points(axes, each)
     with _Bar("sweep", quiet=as_json) as bar:
@@ -173,7 +180,7 @@ def sweep(
 
 def configure(
     ttl: str, window: str, budget: float, burst: str, share: float, top_k: int, threshold: float, pair_delay: str,
-    state_delay: str, refresh: str, start: str | None, with_fm: bool,
+    state_delay: str, refresh: str, neighbours: int, start: str | None, with_fm: bool,
 ) -> BacktestConfig:  # fmt: skip
     """Raises `SettingsError` naming the flag."""
     from state.api import StoreSettings
@@ -199,6 +206,7 @@ def configure(
         refresh=refresh,  # type: ignore[arg-type]
         pair_delay_ms=parse_ms("--pair-delay", pair_delay),
         state_delay_ms=parse_ms("--state-delay", state_delay),
+        neighbours=neighbours,
         start_ms=_start(start),
         with_fm=with_fm,
     )
@@ -212,6 +220,7 @@ def describe(config: BacktestConfig) -> dict[str, Any]:
         "burst_ms": round(gate.budget_burst_s * 1000), "budget_share": gate.budget_share, "top_k": gate.top_k,
         "threshold": gate.threshold,
         "pair_delay_ms": config.pair_delay_ms, "state_delay_ms": config.state_delay_ms, "refresh": config.refresh,
+        "neighbours": config.neighbours,
         "start_ms": config.start_ms,
     }  # fmt: skip
 
