@@ -46,8 +46,8 @@ class Model:
 @dataclass(frozen=True, slots=True)
 class Verifier:
     threshold: float = setting(0.0, "lowest value (0..1) a pair may have to be accepted", low=0, high=1)
-    top_k: int = setting(50, "pairs accepted at most from one candidates event", low=1, high=10_000)
-    per_user_cap: int = setting(500, "pairs accepted at most per user and cap window", low=1)
+    top_k: int = setting(100, "pairs accepted at most from one candidates event", low=1, high=10_000)
+    per_user_cap: int = setting(2_000, "pairs accepted at most per user and cap window", low=1)
     per_user_cap_window_ms: int = setting(3_600_000, "window of the cap, event time", low=1)
     budget_pairs_per_s: float = setting(0.0, "pairs accepted per second over the role; 0: no such budget", low=0)
     budget_share: float = setting(1.0, "share of the pairs seen that may be accepted", above=0, high=1)
