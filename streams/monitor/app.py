@@ -27,7 +27,7 @@ from streams.monitor.blocks import BLOCK_MS, Blocks
 from streams.monitor.connect import TOPICS, broker_urls, credentials, rewind
 from streams.monitor.figures import View
 from streams.monitor.processes import Processes
-from streams.monitor.transport import OnePartition, Transport, unbundled
+from streams.monitor.transport import OnePartition, Transport, Unbundler
 from streams.monitor.web import add_views
 from streams.settings import Settings
 from topics.admin import ROLES, describe, require
@@ -113,24 +113,30 @@ def build(settings: Settings, auth: Any, view: View) -> faust.App:
     rows = app.Table("processes", partitions=1, extra_topic_configs=retention).tumbling(BLOCK_MS / 1000)
     topics = {name: app.topic(kafka.topic(name), key_serializer="raw", value_serializer="raw") for name in TOPICS}
 
+    unbundler = Unbundler()
+
+    def records(event: Any) -> list[tuple[int, bytes | None]]:
+        m = event.message
+        return unbundler.records(m.topic, m.partition, m.value)
+
     @app.agent(topics["stats"], name="stats")
     async def stats(stream: Any) -> None:
         async for event in stream.events():
-            for ts_ms, value in unbundled(event.message.value):
+            for ts_ms, value in records(event):
                 view.processes.stats(ts_ms, value)
 
     @app.agent(topics["ranked-ads"], name="ranked")
     async def ranked(stream: Any) -> None:
         async for event in stream.events():
             now_ms = _now_ms()
-            for ts_ms, value in unbundled(event.message.value):
+            for ts_ms, value in records(event):
                 view.blocks.ranked(event.message.partition, ts_ms, value, now_ms)
 
     @app.agent(topics["feedback"], name="feedback")
     async def feedback(stream: Any) -> None:
         async for event in stream.events():
             now_ms = _now_ms()
-            for ts_ms, value in unbundled(event.message.value):
+            for ts_ms, value in records(event):
                 view.blocks.feedback(event.message.partition, ts_ms, value, now_ms)
 
     @app.task

@@ -108,7 +108,7 @@ def rewind(kafka: KafkaSettings, keep_ms: int, feedback_window_ms: int, now_ms: 
                 # A monitor that was killed stays a member until its session ends.
                 busy = error.code() in (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION)
                 if time.monotonic() > deadline or not (busy or passing(error)):
-                    why = "another monitor is running" if busy else error.str()
+                    why = "another monitor is running, or was killed a moment ago" if busy else error.str()
                     raise BrokerError(f"offsets of group {group} at {kafka.bootstrap} cannot be set: {why}") from None
                 time.sleep(1.0)
     finally:

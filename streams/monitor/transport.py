@@ -2,7 +2,7 @@
 
 Faust takes some 2,000 messages a second through its streams, whatever is done with them; the topics carry more. So
 what one fetch brought of a partition goes through as a few messages, each a *bundle* of records: a msgpack array of
-[append time in ms, value]. To Faust the offsets in between look like those of a compacted topic, which it knows.
+[offset, append time in ms, value]. To Faust the offsets in between look like those of a compacted topic, which it knows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from faust.transport.drivers import aiokafka as driver
 
 BUNDLE_RECORDS = 500
 _encode = msgspec.msgpack.Encoder().encode
-_decoder = msgspec.msgpack.Decoder(list[tuple[int, bytes | None]])
+_decoder = msgspec.msgpack.Decoder(list[tuple[int, int, bytes | None]])
 
 
 @dataclass(slots=True)
@@ -42,13 +42,22 @@ def bundles(records: Sequence[Any]) -> Iterator[Bundle]:
     for at in range(0, len(records), BUNDLE_RECORDS):
         part = records[at : at + BUNDLE_RECORDS]
         last = part[-1]
-        value = _encode([(r.timestamp, r.value) for r in part])
+        value = _encode([(r.offset, r.timestamp, r.value) for r in part])
         yield Bundle(last.topic, last.partition, last.offset, last.timestamp, last.timestamp_type, value, len(value))
 
 
-def unbundled(value: bytes) -> list[tuple[int, bytes | None]]:
-    """[(append time in ms, value)] of a bundle."""
-    return _decoder.decode(value)
+class Unbundler:
+    """Takes bundles apart. After a rebalance Faust delivers again what was on its way: each record passes once."""
+
+    def __init__(self) -> None:
+        self._next: dict[tuple[str, int], int] = {}
+
+    def records(self, topic: str, partition: int, value: bytes) -> list[tuple[int, bytes | None]]:
+        """[(append time in ms, value)] of a bundle, without the records that have passed before."""
+        records, key = _decoder.decode(value), (topic, partition)
+        start = self._next.get(key, 0)
+        self._next[key] = max(start, records[-1][0] + 1)
+        return [(ts_ms, v) for offset, ts_ms, v in records if offset >= start]
 
 
 class _Committed(driver.AIOKafkaConsumerThread):

@@ -192,6 +192,7 @@ def test_http_only_reads_and_serves_nothing_else(start: Callable[..., Monitor]) 
     assert m.stop() == 0
 
 
+@pytest.mark.java  # the embedded broker keeps a killed process in its group for ever
 def test_killed_again_and_again_the_figures_stay_exact(kafka: KafkaSettings, start: Callable[..., Monitor]) -> None:
     n = 0
     for k in range(3):

@@ -14,7 +14,7 @@ from streams.monitor.blocks import BLOCK_MS, Blocks, Labelled
 from streams.monitor.connect import broker_urls, credentials
 from streams.monitor.figures import View
 from streams.monitor.processes import STALE_MS, Processes
-from streams.monitor.transport import BUNDLE_RECORDS, bundles, unbundled
+from streams.monitor.transport import BUNDLE_RECORDS, Unbundler, bundles
 from streams.monitor.web import prometheus
 from topics.errors import SettingsError
 
@@ -133,8 +133,23 @@ def test_bundles_keep_every_record_in_order_and_end_at_the_last_offset() -> None
     records[5].value = None
     made = list(bundles(records))
     assert [b.offset for b in made] == [7 * (BUNDLE_RECORDS - 1), 7 * (2 * BUNDLE_RECORDS - 1), 14 * BUNDLE_RECORDS]
-    assert [r for b in made for r in unbundled(b.value)] == [(r.timestamp, r.value) for r in records]
+    u = Unbundler()
+    assert [r for b in made for r in u.records("t", 3, b.value)] == [(r.timestamp, r.value) for r in records]
     assert list(bundles([])) == []
+
+
+def test_a_record_delivered_again_passes_once() -> None:
+    records = [
+        SimpleNamespace(topic="t", partition=3, offset=i, timestamp=T + i, timestamp_type=1, value=b"v")
+        for i in range(9)
+    ]
+    u = Unbundler()
+    first, again, behind = (next(bundles(r)).value for r in (records[:5], records[2:], records[:3]))
+    assert [ts - T for ts, _ in u.records("t", 3, first)] == [0, 1, 2, 3, 4]
+    assert [ts - T for ts, _ in u.records("t", 3, again)] == [5, 6, 7, 8]
+    assert u.records("t", 3, behind) == []
+    assert u.records("t", 3, again) == []
+    assert len(u.records("t", 2, again)) == 7
 
 
 def test_bootstrap_servers() -> None:
