@@ -5,21 +5,23 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import xxhash
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException
 
-from topics import kafka as clients
 from topics.errors import BrokerError, SettingsError
 from topics.events import MAX_TS
-from topics.kafka import KafkaSettings, group_name
+from topics.kafka import KafkaSettings, group_name, passing
 from topics.pacing import Pacer
 from topics.readers import EventLog
-from topics.replay_records import TOPICS, Record, first_time, records
+from topics.replay_records import TOPICS, Record, blocks, first_time
+from topics.replay_session import Hung, Saved, Session
 
 log = logging.getLogger(__name__)
 
@@ -28,31 +30,11 @@ PACED_COMMIT_S = 0.05
 """a paced event is readable at most this much (and the commit itself) after it was due"""
 MAX_COMMIT_S = 2.0
 BATCH_BYTES = 32 << 20
-POLL_EVERY = 2_000
-GIVE_UP_S = 300.0
-"""how long a broker may be away before the replay ends (to be resumed)"""
-HUNG_S = 25.0
+TELL_S = 0.1
 MAX_RETRIED = 100
-_PASSING = (
-    KafkaError._TIMED_OUT,
-    KafkaError._TRANSPORT,
-    KafkaError._WAIT_COORD,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.NOT_COORDINATOR,
-)
-"""errors of a broker that is away or starting, which librdkafka does not mark as retriable in every call"""
+MAX_SESSIONS = 10
+"""producers that one run may use up"""
 _FENCED = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
-
-
-class Saved(msgspec.Struct, omit_defaults=True):
-    """Progress as it is kept with the consumer group's offset."""
-
-    position: int = 0
-    events: int = 0
-    pairs: int = 0
-    shift_ms: int = 0
-    done: bool = False
 
 
 @dataclass(slots=True)
@@ -73,7 +55,7 @@ class ReplayState:
     shift_ms: int = 0
     transactions: int = 0
     retried: int = 0
-    """transactions sent again after the broker aborted them"""
+    """transactions sent again: the broker aborted them, or their producer was lost"""
     seconds: float = 0.0
     complete: bool = False
     read: float = 0.0
@@ -92,7 +74,10 @@ class Replay:
     2. records and the position after them (as the offset of a consumer group of the same id) are committed in one
        transaction;
     3. the stream of records is a function of the log, so a position means the same in every run;
-    4. an aborted transaction is sent again from memory, unchanged; after a fatal error nothing more is sent.
+    4. an aborted transaction is sent again from memory, unchanged;
+    5. a producer that failed for good (the broker died under it) is replaced by a new one of the same id, which asks
+       for the position as in 1: the last transaction is sent again only if it was not committed. A replay that has
+       been fenced by another one sends nothing more.
 
     Group offsets live for the broker's `offsets.retention.minutes` (7 days) after the last run: resume within that
     time.
@@ -124,12 +109,16 @@ class Replay:
         self._stop = stop or threading.Event()
         self._full = {t: kafka.topic(t) for t in self.topics}
         self.id = xxhash.xxh3_64_hexdigest(f"{source.identity()} {kafka.prefix} {','.join(self.topics)}".encode())
-        self._marker = TopicPartition(self._full[self.topics[0]], 0)
+        self._run = uuid.uuid4().hex[:8]
+        self._sessions = 0
         self._batch: list[Record] = []
         self._bytes = 0
-        self._hung = False
         self._opened_s = 0.0
+        self._told_s = 0.0
+        self._stored = Saved()
+        """what the broker holds; another run's until the first commit"""
         self._saved = Saved()
+        """how far this run is committed"""
 
     def run(self) -> ReplayState:
         """Produces until the log ends or `stop` is set; what was produced is committed either way.
@@ -137,52 +126,74 @@ class Replay:
         Raises `BrokerError` (the replay can be resumed), or `ContractError` at a bad line of a strict log.
         """
         started = time.monotonic()
-        name = group_name(self.kafka, f"replay-{self.id}")
-        self._producer: Producer = clients.producer(
-            self.kafka, name, linger_ms=20, batch_size=1 << 20, queue_buffering_max_messages=500_000
-        )
-        reader: Consumer | None = None
+        self._session = self._new_session()
         try:
-            self._retry("start", lambda: self._producer.init_transactions(30))
-            reader = clients.consumer(self.kafka, name)
-            self._group: Any = reader.consumer_group_metadata()
-            self._load(reader)
+            self._session.open()
+            self._load(self._session.position())
             if not (self._resume and self._saved.done):
                 self._send()
             self.state.complete = self._saved.done
             self._tell()
-        except KafkaException as e:
-            # a call after a fatal error says "fatal"; only ending the transaction tells which
-            raise self._error(self._discard() or e.args[0]) from None
+        except (KafkaException, Hung) as e:
+            raise self._error(e) from None
         except BaseException:
-            self._discard()
+            if self._batch:
+                self._session.discard()
             raise
         finally:
             self.state.seconds = time.monotonic() - started
-            if reader is not None:
-                reader.close()
+            self._session.close()
         return self.state
 
+    def _new_session(self) -> Session:
+        self._sessions += 1
+        name = group_name(self.kafka, f"replay-{self.id}")
+        return Session(self.kafka, name, self._full[self.topics[0]], self._stop)
+
+    def _load(self, stored: Saved) -> None:
+        """How far an earlier run came, and by how much times move."""
+        self._stored = stored
+        if self._resume:
+            self._saved = msgspec.structs.replace(stored)
+            self.state.resumed_events = stored.events
+        elif stored.position and not stored.done:
+            log.warning("an earlier replay of this log stopped after %d events; --resume goes on there", stored.events)
+        if self._saved.position == 0 and self._shift_to_now:
+            first = first_time(self.source)
+            self._saved.shift_ms = 0 if first is None else min(int(time.time() * 1000), MAX_TS) - first
+        self.state.shift_ms = self._saved.shift_ms
+
     def _send(self) -> None:
-        state, pacer, stop = self.state, self._pacer, self._stop
-        after = self._saved.position
-        for record in records(self.source, self.topics, after, self._saved.shift_ms):
-            if pacer is not None:
-                self._wait(pacer, record.ts, time.monotonic())
-            if stop.is_set():
+        for block in blocks(self.source, self.topics, self._saved.position, self._saved.shift_ms):
+            if self._stop.is_set():
                 break
-            self._produce(record)
-            if state.events % POLL_EVERY == 0:
-                self._producer.poll(0)
-                self._tell()
-                if time.monotonic() - self._opened_s >= self._commit_s:
-                    self._commit()
-            if self._bytes >= BATCH_BYTES:
+            if self._pacer is None:
+                self._produce(block)
+            elif not self._paced(self._pacer, block):
+                break
+            now = time.monotonic()
+            if self._bytes >= BATCH_BYTES or now - self._opened_s >= self._commit_s:
                 self._commit()
+            elif now - self._told_s >= TELL_S:
+                self._tell()
         else:
             self._commit(done=True)
             return
         self._commit()
+
+    def _paced(self, pacer: Pacer, block: list[Record]) -> bool:
+        """One record after the other, each when it is due. False: asked to stop."""
+        for record in block:
+            now = time.monotonic()
+            if now - self._told_s >= TELL_S:
+                self._tell()
+            self._wait(pacer, record.ts, now)
+            if self._stop.is_set():
+                return False
+            self._produce([record])
+            if self._bytes >= BATCH_BYTES:
+                self._commit()
+        return True
 
     def _wait(self, pacer: Pacer, ts: int, now: float) -> None:
         """Until the event is due; what is already out becomes readable first."""
@@ -199,180 +210,155 @@ class Replay:
                     self._stop.wait(min(wait, self._commit_s - age))
             else:
                 self._stop.wait(min(wait, 0.2))
-                self._producer.poll(0)
+                self._session.producer.poll(0)
                 self._tell()
             now = time.monotonic()
             wait = until - now
 
-    def _produce(self, record: Record) -> None:
-        if not self._batch:
+    def _produce(self, block: list[Record]) -> None:
+        if not block:
+            return
+        state, batch = self.state, self._batch
+        if not batch:
             self._begin()
-        state = self.state
-        self._batch.append(record)
-        self._bytes += len(record.value)
+        batch += block
+        state.events += len(block)
+        state.pairs += sum([r.pairs for r in block])
+        state.clock_ms = max(state.clock_ms, max([r.ts for r in block]))
+        self._bytes += sum([len(r.value) for r in block])
         try:
-            self._producer.produce(self._full[record.topic], record.value, record.key)
-        except BufferError:
-            self._put(record)
-        except KafkaException as e:
-            self._send_again(e)
-        state.events += 1
-        state.pairs += record.pairs
-        if record.ts > state.clock_ms:
-            state.clock_ms = record.ts
+            self._put(block)
+        except (KafkaException, Hung) as e:
+            self._again(e)
 
-    def _send_again(self, e: KafkaException) -> None:
-        """Ends a transaction that the broker will not commit and sends its records in a new one. Raises `e` itself
-        when that cannot help."""
-        error = e.args[0]
-        if error.fatal() or not (error.txn_requires_abort() or error.code() == KafkaError._STATE):
-            raise e
-        self.state.retried += 1
-        if self.state.retried > MAX_RETRIED:
-            raise e
-        log.warning("the broker aborted a transaction (%s); sending its %d records again", e, len(self._batch))
-        self._retry("abort", lambda: self._producer.abort_transaction(30))
-        self._begin()
-        for record in self._batch:
-            self._put(record)
+    def _put(self, block: list[Record]) -> None:
+        full, session = self._full, self._session
+        produce = session.producer.produce
+        for record in block:
+            try:
+                produce(full[record.topic], record.value, record.key)
+            except BufferError:
+                session.put(full[record.topic], record)  # back-pressure
+        session.producer.poll(0)
 
     def _begin(self) -> None:
-        self._producer.begin_transaction()
         self._opened_s = time.monotonic()
-
-    def _put(self, record: Record) -> None:
-        producer, topic = self._producer, self._full[record.topic]
-        while True:
-            try:
-                producer.produce(topic, record.value, record.key)
-                return
-            except BufferError:
-                producer.poll(0.05)  # back-pressure: the queue is full until the broker has taken some
+        try:
+            self._session.begin()
+        except KafkaException as e:
+            self._again(e)
 
     def _commit(self, done: bool = False) -> None:
-        """Records, position and counts in one transaction; sent again when the broker aborts it."""
-        if not self._batch and not done:
-            return
-        if not self._batch:
-            self._begin()
+        """Records, position and counts in one transaction; sent again until it is committed."""
         batch = self._batch
+        if not batch and not done:
+            return
+        if not batch:
+            self._begin()
         saved = Saved(
             batch[-1].position if batch else self._saved.position,
             self._saved.events + len(batch),
             self._saved.pairs + sum(r.pairs for r in batch),
             self._saved.shift_ms,
             done,
+            self._run,
         )
-        marker = TopicPartition(self._marker.topic, 0, saved.position, metadata=msgspec.json.encode(saved).decode())
         while True:
             try:
-                self._drain()
-                self._retry("offsets", lambda: self._send_offsets(marker))
-                self._retry("commit", lambda: self._producer.commit_transaction(5))
+                self._session.commit(saved)
                 break
-            except KafkaException as e:
-                self._send_again(e)
-        self._saved = saved
+            except (KafkaException, Hung) as e:
+                if self._again(e, saved):
+                    break
+        self._saved = self._stored = saved
         state = self.state
         state.complete = done
         state.acknowledged += len(batch)
         state.transactions += 1
-        for record in batch:
-            state.by_topic[record.topic] = state.by_topic.get(record.topic, 0) + 1
+        for topic, n in Counter([r.topic for r in batch]).items():
+            state.by_topic[topic] = state.by_topic.get(topic, 0) + n
         self._batch, self._bytes = [], 0
         self._tell()
 
-    def _send_offsets(self, marker: TopicPartition) -> None:
-        """librdkafka's call may never come back when the broker dies under it, whatever its timeout: it gets a thread
-        and `HUNG_S`, after which the replay ends, to be resumed by a new producer."""
-        failed: list[BaseException] = []
+    def _again(self, e: KafkaException | Hung, saved: Saved | None = None) -> bool:
+        """Sends the records of a failed transaction in a new one; with a new producer when this one is lost.
 
-        def call() -> None:
-            try:
-                self._producer.send_offsets_to_transaction([marker], self._group, 20)
-            except BaseException as e:
-                failed.append(e)
-
-        thread = threading.Thread(target=call, daemon=True)
-        thread.start()
-        thread.join(HUNG_S)
-        if thread.is_alive():
-            self._hung = True
-            raise BrokerError(
-                f"no answer from {self.kafka.bootstrap} for {HUNG_S:g} s, replay stopped after {self._saved.events} "
-                "acknowledged events; --resume goes on there"
-            )
-        if failed:
-            raise failed[0]
-
-    def _drain(self) -> None:
-        """Until every record of the transaction has an answer. Polled here rather than inside the commit, which does
-        not come back while the broker is away."""
-        deadline = time.monotonic() + GIVE_UP_S
-        while len(self._producer):
-            self._producer.poll(0.1)
-            if time.monotonic() > deadline:
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"no answer for {GIVE_UP_S:g} s"))
-
-    def _load(self, reader: Consumer) -> None:
-        """How far an earlier run came, and by how much times move."""
-        marker = TopicPartition(self._marker.topic, 0)
-        found: list[TopicPartition] = self._retry("progress", lambda: reader.committed([marker], timeout=30))
-        saved = Saved()
-        if found[0].error is None and found[0].offset >= 0 and found[0].metadata:
-            saved = msgspec.json.decode(found[0].metadata, type=Saved)
-        if self._resume:
-            self._saved = saved
-            self.state.resumed_events = saved.events
-        elif saved.position and not saved.done:
-            log.warning("an earlier replay of this log stopped after %d events; --resume goes on there", saved.events)
-        if self._saved.position == 0 and self._shift_to_now:
-            first = first_time(self.source)
-            self._saved.shift_ms = 0 if first is None else min(int(time.time() * 1000), MAX_TS) - first
-        self.state.shift_ms = self._saved.shift_ms
-
-    def _retry(self, what: str, call: Callable[[], Any]) -> Any:
-        """Repeats a call that librdkafka calls retriable, for `GIVE_UP_S`."""
-        deadline = time.monotonic() + GIVE_UP_S
+        True: there was no need, since the transaction that was to commit `saved` is committed. Raises `e` when trying
+        again cannot help, or has not helped.
+        """
         while True:
+            self.state.retried += 1
+            if self.state.retried > MAX_RETRIED:
+                raise e
             try:
-                return call()
-            except KafkaException as e:
-                error = e.args[0]
-                passing = error.retriable() or error.code() in _PASSING
-                if not passing or error.fatal() or time.monotonic() > deadline:
-                    raise
-                log.warning("replay: %s: %s; trying again", what, error.str())
-                time.sleep(0.1)
+                if isinstance(e, KafkaException) and _abortable(e):
+                    log.warning(
+                        "the broker aborted a transaction (%s); sending its %d records again", e, len(self._batch)
+                    )
+                    self._session.abort()
+                elif self._replace(e, saved):
+                    return True
+                self._session.begin()
+                self._put(self._batch)
+                return False
+            except (KafkaException, Hung) as another:
+                e = another
 
-    def _error(self, error: KafkaError) -> BrokerError:
-        if error.code() in _FENCED:
-            return BrokerError("another replay of this log has taken over; this one has stopped")
+    def _replace(self, e: KafkaException | Hung, saved: Saved | None) -> bool:
+        """A new producer. True: the old one had committed `saved`. Raises `e` when there may not be another one."""
+        if isinstance(e, KafkaException):
+            # a call after a fatal error says "fatal"; only ending the transaction tells which
+            why = self._session.discard() or e.args[0]
+            if why.code() in _FENCED or e.args[0].code() in _FENCED:
+                raise KafkaException(why)
+        if self._stop.is_set() or self._sessions >= MAX_SESSIONS:
+            raise e
+        log.warning("%s; going on with a new producer after %d acknowledged events", _text(e), self._saved.events)
+        self._session.close()
+        self._session = self._new_session()
+        try:
+            self._session.open()
+            found = self._session.position()
+        except KafkaException as another:
+            if passing(another.args[0]):  # it was repeated for long enough
+                raise self._error(another) from None
+            raise
+        if found == saved:
+            return True
+        if found != self._stored:
+            raise BrokerError(_TAKEN_OVER)
+        return False
+
+    def _error(self, e: KafkaException | Hung) -> BrokerError:
+        why = self._session.discard() if self._batch else None
+        code = None if isinstance(e, Hung) else e.args[0].code()
+        if code in _FENCED or (why is not None and why.code() in _FENCED):
+            return BrokerError(_TAKEN_OVER)
         done = self._saved.events
         return BrokerError(
-            f"replay to {self.kafka.bootstrap} stopped after {done} acknowledged events: {error.str()}; "
+            f"replay to {self.kafka.bootstrap} stopped after {done} acknowledged events: {_text(e)}; "
             "--resume goes on there"
         )
 
-    def _discard(self) -> KafkaError | None:
-        """After an error: the open transaction ends, so that readers do not wait for its timeout. Returns why it could
-        not be ended, if so."""
-        if not self._batch or self._hung:
-            return None
-        try:
-            self._producer.abort_transaction(10)
-        except KafkaException as e:
-            error: KafkaError = e.args[0]
-            log.info("the open transaction could not be aborted: %s", error.str())
-            return error
-        return None
-
     def _tell(self) -> None:
+        self._told_s = time.monotonic()
         if self._on_progress is not None:
             progress = self.source.progress
             share = progress.done / progress.total if progress.total else 0.0
             self.state.read = 1.0 if self.state.complete else share
             self._on_progress(self.state)
+
+
+_TAKEN_OVER = "another replay of this log has taken over; this one has stopped"
+
+
+def _abortable(e: KafkaException) -> bool:
+    error = e.args[0]
+    return not error.fatal() and (error.txn_requires_abort() or error.code() == KafkaError._STATE)
+
+
+def _text(e: KafkaException | Hung) -> str:
+    return str(e) if isinstance(e, Hung) else str(e.args[0].str())
 
 
 def replay(

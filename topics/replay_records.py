@@ -18,7 +18,6 @@ from msgspec import Meta
 
 from topics.errors import InvalidEvent
 from topics.events import (
-    MAX_EVENT_BYTES,
     MAX_ID_CHARS,
     MAX_ITEMS,
     MAX_TS,
@@ -41,6 +40,7 @@ TOPIC_OF: dict[type, str] = {
     Item: "items",
 }
 TOPICS = tuple(TOPIC_OF.values())
+BLOCK_RECORDS = 500
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -57,14 +57,28 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 def records(log: EventLog, topics: Collection[str], after: int = 0, shift_ms: int = 0) -> Iterator[Record]:
     """Records of positions above `after`, in the order of the log. Times are moved by `shift_ms`; those of 0 ("always
     there", catalogue entries) are not."""
+    for block in blocks(log, topics, after, shift_ms):
+        yield from block
+
+
+def blocks(log: EventLog, topics: Collection[str], after: int = 0, shift_ms: int = 0) -> Iterator[list[Record]]:
+    """`records`, many at a time: those of one chunk of the file, or `BLOCK_RECORDS`; a few MiB at most."""
     if log.raw:
         yield from _raw(log, topics, after, shift_ms)
         return
+    block: list[Record] = []
+    size = 0
     for position, event in enumerate(log.events(), 1):
         if position > after and TOPIC_OF[type(event)] in topics:
             if shift_ms:
                 shift(event, shift_ms)
-            yield _record(position, event, encode(event))
+            value = encode(event)
+            block.append(_record(position, event, value))
+            size += len(value)
+            if len(block) >= BLOCK_RECORDS or size >= jsonl.CHUNK_BYTES:
+                yield block
+                block, size = [], 0
+    yield block
 
 
 def first_time(log: EventLog) -> int | None:
@@ -119,45 +133,57 @@ class _Item(msgspec.Struct, tag="item", gc=False):
 _light = msgspec.json.Decoder(_Candidates | _Impression | _Feedback | _Item)
 
 
-def _light_record(number: int, line: bytes) -> Record:
-    """Raises `msgspec.DecodeError` (or its kin) for a line that does not pass."""
-    event = _light.decode(line)
-    kind = type(event)
-    if kind is _Candidates:
-        return Record(number, "candidates", event.user, line, event.ts, len(event.items))
-    if kind is _Impression:
-        return Record(number, "impressions", event.user, line, event.ts, len(event.ads))
-    if kind is _Feedback:
-        return Record(number, "feedback", event.user, line, event.ts, 0)
-    return Record(number, "items", str(event.id), line, event.ts, 0)
-
-
-def _raw(log: EventLog, topics: Collection[str], after: int, shift_ms: int) -> Iterator[Record]:
-    path, bad = log.path, log.bad
-    light = not shift_ms and not bad.strict
-    for number, line in jsonl.lines(path, bad, log.progress):
-        if number <= after:
+def _raw(log: EventLog, topics: Collection[str], after: int, shift_ms: int) -> Iterator[list[Record]]:
+    light = not shift_ms and not log.bad.strict
+    every = set(topics) >= set(TOPICS)
+    for first, lines in jsonl.chunks(log.path, log.bad, log.progress):
+        if first + len(lines) - 1 <= after:
             continue
-        if light and len(line) <= MAX_EVENT_BYTES:
-            try:
-                record = _light_record(number, line)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                pass  # decoded whole below, for the reason
-            else:
-                if record.topic in topics:
-                    yield record
-                continue
+        if first <= after:
+            lines = lines[after + 1 - first :]
+            first = after + 1
+        block = _light_block(log, first, lines) if light else _whole_block(log, first, lines, shift_ms)
+        yield block if every else [r for r in block if r.topic in topics]
+
+
+def _light_block(log: EventLog, first: int, lines: list[bytes]) -> list[Record]:
+    # The hot loop of a replay at full speed: nothing is called here but the decoder.
+    block: list[Record] = []
+    add, decode, number = block.append, _light.decode, first - 1
+    for line in lines:
+        number += 1
+        try:
+            event = decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            block += _whole_block(log, number, [line], 0)  # for the reason
+            continue
+        kind = type(event)
+        if kind is _Impression:
+            add(Record(number, "impressions", event.user, line, event.ts, len(event.ads)))
+        elif kind is _Feedback:
+            add(Record(number, "feedback", event.user, line, event.ts, 0))
+        elif kind is _Candidates:
+            add(Record(number, "candidates", event.user, line, event.ts, len(event.items)))
+        else:
+            add(Record(number, "items", str(event.id), line, event.ts, 0))
+    return block
+
+
+def _whole_block(log: EventLog, first: int, lines: list[bytes], shift_ms: int) -> list[Record]:
+    block: list[Record] = []
+    for number, line in enumerate(lines, first):
+        if not line or line.isspace():
+            continue
         try:
             event = decode_event(line)
         except InvalidEvent as e:
-            bad.add(path, number, e, line)
-            continue
-        if TOPIC_OF[type(event)] not in topics:
+            log.bad.add(log.path, number, e, line)
             continue
         if shift_ms:
             shift(event, shift_ms)
             line = encode(event)
-        yield _record(number, event, line)
+        block.append(_record(number, event, line))
+    return block
 
 
 def _record(position: int, event: Event, value: bytes) -> Record:

@@ -14,10 +14,11 @@ from topics.readers.badlines import BadLines, Progress
 CHUNK_BYTES = 1 << 20
 
 
-def lines(path: Path, bad: BadLines, progress: Progress | None = None) -> Iterator[tuple[int, bytes]]:
-    """(line number, line without its end) of every line that is not blank. At most `MAX_EVENT_BYTES` of a line are
-    ever held: a longer one is a bad line. A compressed file that breaks off is a bad line too."""
-    number = 0
+def chunks(path: Path, bad: BadLines, progress: Progress | None = None) -> Iterator[tuple[int, list[bytes]]]:
+    """(number of the first line, consecutive lines without their ends), a chunk of the file at a time. At most
+    `MAX_EVENT_BYTES` of a line are ever held: a longer one is a bad line, and empty here. A compressed file that breaks
+    off is a bad line too."""
+    number = 1
     rest = b""
     skipping = False
     with open(path, "rb") as file:
@@ -28,7 +29,7 @@ def lines(path: Path, bad: BadLines, progress: Progress | None = None) -> Iterat
             try:
                 chunk = read(CHUNK_BYTES)
             except (EOFError, OSError) as e:
-                bad.add(path, number + 1, DecodeError("truncated", f"the compressed file breaks off: {e}"), rest)
+                bad.add(path, number, DecodeError("truncated", f"the compressed file breaks off: {e}"), rest)
                 return
             if progress is not None:
                 progress.done = file.tell()
@@ -37,20 +38,29 @@ def lines(path: Path, bad: BadLines, progress: Progress | None = None) -> Iterat
             parts = chunk.split(b"\n")
             parts[0] = rest + parts[0]
             rest = parts.pop()
-            for line in parts:
-                number += 1
-                if skipping or len(line) > MAX_EVENT_BYTES:
-                    _too_long(path, number, line, bad)
+            if parts:
+                # only the first of them can be long: the others are within one chunk
+                if skipping or len(parts[0]) > MAX_EVENT_BYTES:
+                    _too_long(path, number, parts[0], bad)
+                    parts[0] = b""
                     skipping = False
-                elif line and not line.isspace():
-                    yield number, line
+                yield number, parts
+                number += len(parts)
             if len(rest) > MAX_EVENT_BYTES:
                 skipping = True
                 rest = rest[:1024]
     if skipping:
-        _too_long(path, number + 1, rest, bad)
-    elif rest and not rest.isspace():
-        yield number + 1, rest
+        _too_long(path, number, rest, bad)
+    elif rest:
+        yield number, [rest]
+
+
+def lines(path: Path, bad: BadLines, progress: Progress | None = None) -> Iterator[tuple[int, bytes]]:
+    """(line number, line without its end) of every line that is neither blank nor too long."""
+    for first, rows in chunks(path, bad, progress):
+        for number, line in enumerate(rows, first):
+            if line and not line.isspace():
+                yield number, line
 
 
 def read(path: Path, bad: BadLines, progress: Progress | None = None) -> Iterator[Event]:
