@@ -69,3 +69,11 @@ chaos-quick: setup  ## some kills of roles and broker under a replayed log, then
 .PHONY: chaos
 chaos: setup  ## the long form: every named point, freezes, swaps, at least 50 kills; about 20 minutes
 	@$(BIN)/python tests/chaos/runner.py $(ARGS)
+
+.PHONY: bench
+bench: setup  ## every role beside its floor and its peers, on a real Kafka; writes docs/benchmarks.md
+	@$(BIN)/python benchmarks/bench.py $(ARGS)
+
+.PHONY: bench-quick
+bench-quick: setup  ## the same in under 4 minutes, without Quix Streams and Kafka Streams
+	@$(BIN)/python benchmarks/bench.py --quick $(ARGS)

@@ -1,0 +1,83 @@
+"""Every role beside its floor and beside what people would use instead, on one Apache Kafka, on 2 cores.
+
+    python benchmarks/bench.py [--quick] [--json] [--only CASE,...] [--keep]
+
+Prints one table, writes `reports/bench.json` and `docs/benchmarks.md` (a quick run writes the first only). CPU time is
+that of the role's own process, user + system, from the operating system: the broker, the load and the reader run on
+the same cores and do not count. Quick: under 4 minutes, without Quix Streams and Kafka Streams.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+# Python puts this folder first, where `state.py` hides the package of the same name.
+sys.path[:] = [p for p in sys.path if Path(p).resolve() != Path(__file__).resolve().parent]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.harness import page  # noqa: E402
+from benchmarks.harness.cases import CASES, QUICK, Run  # noqa: E402
+from benchmarks.harness.figures import table  # noqa: E402
+from topics.brokers.java import SERVER_JVM, JavaKafka  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[1]
+HEAP_MB = 1024
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a short form, under 4 minutes")
+    parser.add_argument("--json", action="store_true", help="print the JSON instead of the table")
+    parser.add_argument("--only", default="", help=f"comma-separated cases of {', '.join(CASES)}")
+    parser.add_argument("--keep", action="store_true", help="keep the run's folder, with the logs of all processes")
+    given = parser.parse_args()
+    logging.getLogger("topics.kafka").setLevel(logging.CRITICAL)
+    names = [n for n in given.only.split(",") if n] or list(QUICK if given.quick else CASES)
+    if unknown := set(names) - set(CASES):
+        parser.error(f"unknown cases {sorted(unknown)}; there are {', '.join(CASES)}")
+    folder = Path(tempfile.mkdtemp(prefix="solaris-bench-"))
+    began = time.monotonic()
+    machine = page.machine()
+    failures: dict[str, str] = {}
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - began:5.0f} s] {text}", file=sys.stderr, flush=True)
+
+    try:
+        with JavaKafka(folder / "kafka", heap_mb=HEAP_MB, jvm=SERVER_JVM, tied=True) as broker:
+            run = Run(broker.bootstrap, folder, given.quick, say=say)
+            for name in names:
+                say(name)
+                try:
+                    CASES[name](run)
+                except Exception as e:  # one case that fails must not cost the others' figures; the exit code tells
+                    failures[name] = f"{type(e).__name__}: {e}"
+                    say(f"{name} failed: {failures[name]}")
+    finally:
+        if not given.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+    took = time.monotonic() - began
+    result = {
+        **run.figures.nested(), "failures": failures, "quick": given.quick, "took_s": round(took, 1),
+        "machine": {**machine, "load_after": page.load()},
+    }  # fmt: skip
+    reports = ROOT / "reports"
+    reports.mkdir(exist_ok=True)
+    (reports / "bench.json").write_text(json.dumps(result, indent=1) + "\n")
+    if not given.quick and not given.only:
+        (ROOT / "docs" / "benchmarks.md").write_text(page.page(run.figures, result))
+    print(json.dumps(result, indent=1) if given.json else f"{table(run.figures)}\n\n{took:.0f} s, reports/bench.json")
+    if given.keep:
+        print(f"logs: {folder}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,305 @@
+"""The cases of a run, each on topics of its own. Every ratio compares figures of one run, taken by turns."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from benchmarks.harness.bundle import bundle
+from benchmarks.harness.cluster import BenchError, Process, Role, Sample, Topics
+from benchmarks.harness.events import LIVE_PER_USER, Kafka, Workload
+from benchmarks.harness.figures import Figures
+from benchmarks.harness.floors import ACCEPTED, Floors
+from benchmarks.harness.freshness import freshness
+from benchmarks.harness.latency import WARM_UP_S, Latency, rank_latency
+from streams.audit import read_all
+from topics.kafka import KafkaSettings
+from topics.packed import PrecomputeRequest, decode_precompute
+
+PARTITIONS = 4
+USERS = 1000
+"""of the warm state: 100,000 live pairs"""
+US = 1e6
+UNCAPPED = ("verifier.per_user_cap=1000000000",)
+BATCH_PAIRS = 1024
+
+
+@dataclass
+class Run:
+    bootstrap: str
+    folder: Path
+    quick: bool
+    figures: Figures = field(default_factory=Figures)
+    say: Callable[[str], None] = print
+    embedder_events_per_s: float = 0.0
+    kept: dict[str, list[PrecomputeRequest]] = field(default_factory=dict)
+
+    @cached_property
+    def workload(self) -> Workload:
+        return Workload()
+
+    @cached_property
+    def candidates(self) -> list[Kafka]:
+        return self.workload.candidates(3000 if self.quick else 6000, 2000)
+
+    @cached_property
+    def impressions(self) -> list[Kafka]:
+        return self.workload.impressions(12_000 if self.quick else 60_000, USERS)
+
+    @cached_property
+    def floors(self) -> Floors:
+        return Floors(bundle("light"), self.workload)
+
+    @cached_property
+    def heavy(self) -> Floors:
+        return Floors(bundle("heavy"), self.workload)
+
+    @property
+    def repeats(self) -> int:
+        return 3 if self.quick else 5
+
+    @property
+    def drained(self) -> list[Kafka]:
+        """Impressions of one drain."""
+        return self.impressions[: 3000 if self.quick else 6000]
+
+    def topics(self, prefix: str, partitions: int = PARTITIONS, catalogue: bool = True) -> Topics:
+        topics = Topics(KafkaSettings(bootstrap=self.bootstrap, prefix=f"{prefix}.", partitions=partitions))
+        topics.create()
+        if catalogue:
+            topics.send("items", self.workload.catalogue())
+        return topics
+
+    def warm(self, topics: Topics, users: int) -> None:
+        topics.send("embeddings", self.workload.state(users, self.floors.runtime.info.fm_hash))
+
+    def role(self, role: str, topics: Topics, sets: Sequence[str] = (), size: str = "light", name: str = "") -> Role:
+        folder = self.folder / topics.kafka.prefix.rstrip(".") / (name or role)
+        return Role(role, topics.kafka, folder, bundle(size), sets, name)
+
+
+def _rates(run: Run, key: str, samples: Sequence[Sample], n: int, what: str) -> None:
+    run.figures.add(f"{key}.cpu_us", [s.cpu_s / n * US for s in samples], f"us/{what}")
+    run.figures.add(f"{key}.per_s", [n / s.wall_s for s in samples], f"{what}s/s wall")
+
+
+# -- verifier ------------------------------------------------------------------------------------------------------
+
+
+def verifier(run: Run) -> None:
+    topics, records = run.topics("verifier"), run.candidates
+    ratios, floors = [], []
+    for guarantee in ("exactly_once", "at_least_once"):
+        with run.role("verifier", topics, [f"loop.guarantee={guarantee}", *UNCAPPED], name=guarantee) as role:
+            role.wait_ready()
+            role.drain_records(lambda: topics.send("candidates", records[:500]), 500)
+            samples = []
+            for _ in range(run.repeats):
+                s = role.drain_records(lambda: topics.send("candidates", records), len(records))
+                samples.append(s)
+                if guarantee == "exactly_once":
+                    floors.append(run.floors.verifier(records) * US)
+                    ratios.append(s.cpu_s / len(records) * US / floors[-1])
+        _rates(run, f"verifier.{guarantee}", samples, len(records), "event")
+    run.figures.add("verifier.floor.cpu_us", floors, "us/event")
+    run.figures.add("verifier.cpu_over_floor", ratios)
+    last = read_all(topics.kafka, "precompute")[-len(records) :]
+    run.kept["verifier"] = [decode_precompute(r.value) for r in last]
+
+
+def faust(run: Run) -> None:
+    for how in ("packed", "unpacked"):
+        _peer_verifier(run, "faust", how, [sys.executable, "benchmarks/peers/faust_verifier.py"])
+    ours = run.figures["verifier.exactly_once.cpu_us"]
+    best = min(run.figures[f"verifier.faust_{how}.cpu_us"] for how in ("packed", "unpacked"))
+    run.figures.add("verifier.faust_over_ours", best / ours, note="the better of packed and unpacked")
+
+
+def _peer_verifier(run: Run, peer: str, how: str, command: Sequence[str]) -> None:
+    name = f"{peer}_{how}"
+    topics, records = run.topics(f"peer-{name}"), run.candidates
+    out = topics.kafka.topic(name)
+    topics.create(out)
+    kafka = topics.kafka
+    folder = run.folder / name
+    arguments = [
+        kafka.bootstrap, kafka.prefix, str(bundle("light")), str(PARTITIONS), out, how, str(folder), str(ACCEPTED),
+    ]  # fmt: skip
+    with Process(name, [*command, *arguments], folder) as p:
+        topics.send("candidates", records[:500])
+        p.wait_for("first answers", lambda: topics.end(out) >= 500)
+        samples = []
+        for _ in range(2 if run.quick else run.repeats):
+            want = topics.end(out) + len(records)
+            samples.append(
+                p.drain(lambda: topics.send("candidates", records), lambda want=want: topics.end(out) >= want)  # type: ignore[misc]
+            )
+    _rates(run, f"verifier.{name}", samples, len(records), "event")
+    theirs = [decode_precompute(r.value) for r in read_all(kafka, name)[-len(records) :]]
+    run.figures.add(f"verifier.{name}.same_answers", _same(run.kept["verifier"], theirs), "share")
+
+
+def _same(ours: Sequence[PrecomputeRequest], theirs: Sequence[PrecomputeRequest]) -> float:
+    """Share of our requests that the peer has with the same pairs in the same order and the same scores."""
+    by_id = {(q.user, q.event_id): q for q in theirs}
+    equal = 0
+    for q in ours:
+        p = by_id.get((q.user, q.event_id))
+        equal += p is not None and p.items.tolist() == q.items.tolist() and bool(abs(p.scores - q.scores).max() < 1e-3)
+    return equal / len(ours)
+
+
+# -- embedder ------------------------------------------------------------------------------------------------------
+
+
+def embedder(run: Run) -> None:
+    topics = run.topics("embedder", partitions=1)
+    n = 120 if run.quick else 400
+    records = run.workload.requests(n * run.repeats + 50, ACCEPTED, 500)
+    shares, walls, samples, bare = [], [], [], []
+    with run.role("embedder", topics, [f"embedder.batch_pairs={BATCH_PAIRS}"], size="heavy") as role:
+        role.wait_ready()
+        both = _lanes(role, 50)
+        role.drain(lambda: topics.send("precompute", records[:50]), both)
+        for k in range(run.repeats):
+            part = records[50 + k * n : 50 + (k + 1) * n]
+            before = run.heavy.session(part, BATCH_PAIRS)
+            s = role.drain(lambda part=part: topics.send("precompute", part), _lanes(role, n))  # type: ignore[misc]
+            after = run.heavy.session(part, BATCH_PAIRS)
+            cpu, wall = (statistics.mean(x) for x in zip(before, after, strict=True))
+            samples.append(s)
+            bare.append(cpu * US)
+            shares.append(cpu * n * ACCEPTED / s.cpu_s)
+            walls.append(wall * n * ACCEPTED / s.wall_s)
+    pairs = n * ACCEPTED
+    run.figures.add("embedder.cpu_us", [s.cpu_s / pairs * US for s in samples], "us/pair")
+    run.figures.add("embedder.session_cpu_us", bare, "us/pair")
+    run.figures.add("embedder.pairs_per_s", [pairs / s.wall_s for s in samples], "pairs/s wall")
+    run.figures.add("embedder.share_of_model", shares, note="by CPU time, both lanes of the process counted")
+    run.figures.add("embedder.share_of_model_wall", walls)
+    run.embedder_events_per_s = run.figures["embedder.pairs_per_s"] / ACCEPTED
+
+
+def _lanes(role: Role, n: int) -> Callable[[], bool]:
+    lanes = ("embedder_", "embedder_state_")
+    want = {p: role.records(p) + n for p in lanes}
+
+    def done() -> bool:
+        counters = role.status().get("counters", {})
+        return all(counters.get(f"{p}loop_records", 0) >= w for p, w in want.items())
+
+    return done
+
+
+# -- ranker --------------------------------------------------------------------------------------------------------
+
+
+def ranker(run: Run) -> None:
+    topics, records = run.topics("ranker"), run.drained
+    run.warm(topics, USERS)
+    ratios, floors = [], []
+    for guarantee in ("exactly_once", "at_least_once"):
+        with run.role("ranker", topics, [f"loop.guarantee={guarantee}"], name=guarantee) as role:
+            role.wait_ready()
+            role.drain_records(lambda: topics.send("impressions", records[:500]), 500)
+            samples = []
+            for _ in range(run.repeats):
+                s = role.drain_records(lambda: topics.send("impressions", records), len(records))
+                samples.append(s)
+                if guarantee == "exactly_once":
+                    floors.append(run.floors.ranker(records) * US)
+                    ratios.append(s.cpu_s / len(records) * US / floors[-1])
+            _rates(run, f"ranker.{guarantee}", samples, len(records), "impression")
+            half = run.figures[f"ranker.{guarantee}.per_s"] / 2
+            seconds = 4.0 if run.quick else 15.0
+            rate = min(half, len(run.impressions) / (seconds + WARM_UP_S) * 0.99)
+            found = rank_latency(topics.kafka, run.impressions, rate, seconds)
+            _latency(run, f"latency_ms.{guarantee}", found)
+    run.figures.add("ranker.floor.cpu_us", floors, "us/impression")
+    run.figures.add("ranker.cpu_over_floor", ratios)
+    per_cpu = [US / v for v in run.figures.by_key["ranker.exactly_once.cpu_us"].values]
+    run.figures.add("ranker.impressions_per_cpu_s", per_cpu, "impressions/CPU s")
+
+
+def _latency(run: Run, key: str, found: Latency) -> None:
+    note = f"{found.events} events at {found.rate_per_s:g}/s"
+    run.figures.add(f"{key}.p50", found.p50_ms, "ms", note)
+    run.figures.add(f"{key}.p99", found.p99_ms, "ms", note)
+
+
+def fresh(run: Run) -> None:
+    if not run.embedder_events_per_s:
+        raise BenchError("freshness is measured at a share of the embedder's load: run the case embedder before")
+    topics = run.topics("fresh")
+    rate = 0.7 * run.embedder_events_per_s
+    seconds = 8.0 if run.quick else 30.0
+    with (
+        run.role("verifier", topics, UNCAPPED, size="heavy") as v,
+        run.role("embedder", topics, size="heavy") as e,
+        run.role("ranker", topics, ["ranker.explain=true"], size="heavy") as r,
+    ):
+        for role in (v, e, r):
+            role.wait_ready()
+        before = e.cpu_s()
+        found = freshness(topics.kafka, run.workload, rate, seconds)
+        load = (e.cpu_s() - before) / (seconds + 3)
+        run.figures.add("freshness_ms.embedder_cpu", load, "cores")
+        _latency(run, "freshness_ms.state", found["state"])
+        _latency(run, "freshness_ms.pairs", found["pair"])
+        burst = max(20, int(2 * run.embedder_events_per_s))
+        found = freshness(topics.kafka, run.workload, rate, seconds, burst)
+        _latency(run, "freshness_ms.state_in_burst", found["state"])
+
+
+def growth(run: Run) -> None:
+    """CPU per impression: from 1e5 to 1e7 live pairs (1e6 in a quick run), and from 1 to 8 partitions in a process."""
+    small = _ranked_at(run, "grow-1e5", USERS, 1)
+    many = _ranked_at(run, "grow-8", USERS, 8)
+    run.figures.add("growth.partitions", many / small, note="8 partitions over 1, 1e5 pairs")
+    _start_empty(run)
+    exponent = 6 if run.quick else 7
+    if not run.quick:
+        _ranked_at(run, "grow-1e6", 10**6 // LIVE_PER_USER, 1)
+    large = _ranked_at(run, f"grow-1e{exponent}", 10**exponent // LIVE_PER_USER, 1)
+    run.figures.add("growth.pairs", large / small, note=f"1e{exponent} live pairs over 1e5")
+
+
+def _start_empty(run: Run) -> None:
+    took = []
+    for k in range(2 if run.quick else 3):
+        topics = run.topics(f"empty{k}", partitions=1, catalogue=False)
+        with run.role("ranker", topics) as role:
+            took.append(role.wait_ready())
+    run.figures.add("start.ranker_empty_s", took, "s")
+
+
+def _ranked_at(run: Run, prefix: str, users: int, partitions: int) -> float:
+    topics = run.topics(prefix, partitions)
+    run.warm(topics, users)
+    records = Workload(5, run.workload.now_ms).impressions(len(run.drained), users)
+    with run.role("ranker", topics) as role:
+        ready = role.wait_ready()
+        if users == 10**6 // LIVE_PER_USER:
+            empty = run.figures["start.ranker_empty_s"]
+            run.figures.add("start.restore_1m_pairs_s", ready - empty, "s", "above an empty start; 20,000 items too")
+        role.drain_records(lambda: topics.send("impressions", records[:500]), 500)
+        samples = [
+            role.drain_records(lambda: topics.send("impressions", records), len(records)) for _ in range(run.repeats)
+        ]
+    run.figures.add(f"growth.{prefix}_cpu_us", [s.cpu_s / len(records) * US for s in samples], "us/impression")
+    return run.figures[f"growth.{prefix}_cpu_us"]
+
+
+CASES: dict[str, Callable[[Run], None]] = {
+    "verifier": verifier,
+    "faust": faust,
+    "embedder": embedder,
+    "ranker": ranker,
+    "fresh": fresh,
+    "growth": growth,
+}
+QUICK = tuple(CASES)
