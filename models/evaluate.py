@@ -1,13 +1,13 @@
 """How much of the foundation model's gain reaches the vertical model: `solaris evaluate`.
 
 On the test part of a log (after FM and VM parts in time) every variant below is scored by log loss, and by its
-*transfer ratio* (LL_vm - LL_x) / (LL_vm - LL_fm) with an interval from resampling users. No ratio is given where the
-FM gains under 1 % over the VM or the interval of that gain spans zero: it would be noise over nothing.
+*transfer ratio* (`models.ratios`), against the VM and against a VM that knows only whether and when the pair was
+computed (`over_repeat`): an embedding counts by what it adds to that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,24 +21,26 @@ from models.dataset import Dataset
 from models.export import VM_PLUS
 from models.inputs import EXTRA, slot_columns, slot_spans
 from models.nets import PairFm, StateFm, VmPlus
+from models.presets import vm_size
+from models.ratios import F64, Mask, Ratios
 from models.runtime import OnnxRuntime
 from models.served import ServedStore, fresh_slots
-from models.train import Report, Trainer, TrainSettings, delayed, log_uniform
+from models.similar import FORMS
+from models.train import Report, Trainer, TrainSettings, delayed
 
 DELAYS_MS = (0, 2_000, 10_000, 60_000, 300_000)
 COVERAGE = (0.2, 0.4, 0.6, 0.8, 1.0)
 STALE_MS = (0, 3_600_000, 6 * 3_600_000, 24 * 3_600_000)
 SERVED_MS = 1_000
-RESAMPLES = 400
-MIN_GAIN = 0.01
 STEPS = (
     ("as_served_direct", ("direct",)),
     ("as_served_direct_aggregate", ("direct", "aggregate")),
     ("as_served_direct_aggregate_topic", ("direct", "aggregate", "topic")),
-    ("as_served", ("direct", "aggregate", "topic", "state")),
+    ("as_served_direct_aggregate_topic_state", ("direct", "aggregate", "topic", "state")),
+    ("as_served", ("direct", "aggregate", "topic", "state", "similar")),
     ("as_served_state_only", ("state",)),
 )
-"""Slots given, one fallback more at a time."""
+"""Slots given, one fallback more at a time; similar users where the user has no aggregate."""
 
 
 def evaluate(
@@ -46,14 +48,19 @@ def evaluate(
 ) -> dict[str, Any]:
     """All variants for every seed, and their means. The numbers of a seed come from one FM."""
     runs = [_Run(data, replace(settings, seed=s), report).result() for s in seeds]
-    names = runs[0]["variants"]
+    return {**summarise(runs), "vm": settings.vm, "fm": settings.preset, "data_sha256": data.digest, "runs": runs}
+
+
+def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Means over the seeds; a ratio only where every seed has one."""
     mean: dict[str, Any] = {}
-    for name in names:
-        losses = [r["variants"][name]["log_loss"] for r in runs]
-        ratios = [r["variants"][name].get("transfer_ratio") for r in runs]
-        mean[name] = {"log_loss": round(float(np.mean(losses)), 6)}
-        if all(x is not None for x in ratios):
-            mean[name]["transfer_ratio"] = round(float(np.mean([x["ratio"] for x in ratios])), 4)
+    for name in runs[0]["variants"]:
+        entries = [r["variants"][name] for r in runs]
+        mean[name] = {"log_loss": round(float(np.mean([e["log_loss"] for e in entries])), 6)}
+        for key in ("transfer_ratio", "over_repeat", "recovery_without_direct"):
+            ratios = [e.get(key) for e in entries]
+            if all(x is not None for x in ratios):
+                mean[name][key] = round(float(np.mean([x["ratio"] for x in ratios])), 4)
     ratio = {
         key: mean.get(name, {}).get("transfer_ratio")
         for key, name in {
@@ -61,8 +68,7 @@ def evaluate(
             "soft_label": "soft_label",
         }.items()
     }  # fmt: skip
-    return {"seeds": list(seeds), "vm": settings.vm, "fm": settings.preset, "transfer_ratio": ratio, "mean": mean,
-            "runs": runs, "data_sha256": data.digest}  # fmt: skip
+    return {"seeds": [r["seed"] for r in runs], "transfer_ratio": ratio, "mean": mean}
 
 
 class _Run:
@@ -74,8 +80,8 @@ class _Run:
             data.impressions.users[self.part.start : self.part.stop], np.diff(self.t.splits(self.part))
         )
         self.variants: dict[str, dict[str, Any]] = {}
-        self.vm_losses = self.fm_losses = np.zeros(0)
-        self.gain_interval = (0.0, 0.0)
+        self.losses: dict[str, F64] = {}
+        self.calls: dict[str, float] = {}
 
     def result(self) -> dict[str, Any]:
         t = self.t
@@ -83,23 +89,39 @@ class _Run:
         before = range(t.parts.vm.stop)
         vm = t.train_vm(before)
         runtime = t.runtime(*t.graphs(pair, state, vm))
-        base, base_vm = t.vm_logits(runtime, self.part), t.vm_logits(runtime, t.parts.vm)
+        self.base, self.base_vm = t.vm_logits(runtime, self.part), t.vm_logits(runtime, t.parts.vm)
         fm = t.fm_logits(runtime, self.part)
-        self._anchor(base, fm)
+        self.losses["vm"], self.losses["fm"] = (metrics.losses(x, self.label) for x in (self.base, fm))
+        self.ratios = Ratios(self.users, self.losses["vm"], self.losses["fm"])
+        self._add("vm", self.base)
+        self._add("fm", fm)
         self._soft_label(runtime, pair, state, before)
         store = t.served(runtime, [t.parts.vm, self.part])
         try:
-            out = self._slots(runtime, store, base, base_vm)
+            impressions = len(t.parts.vm) + len(self.part)
+            self.calls = {
+                "pairs": round(store.pairs / impressions, 2),
+                "states": round(store.states / impressions, 2),
+            }
+            train_columns, served, coverage = self._as_served(store)
+            self._counters(runtime, pair, state, before, train_columns, served)
+            self._similar(store, train_columns, served)
         finally:
             store.close()
-        return {"seed": t.settings.seed, **out, "variants": self.variants}
-
-    def _anchor(self, base: F32, fm: F32) -> None:
-        self.vm_losses, self.fm_losses = metrics.losses(base, self.label), metrics.losses(fm, self.label)
-        gains = self._resampled(lambda vm, fm, _: (vm - fm) / vm, self.fm_losses)
-        self.gain_interval = (float(np.quantile(gains, 0.025)), float(np.quantile(gains, 0.975)))
-        self._add("vm", base)
-        self._add("fm", fm)
+        del train_columns, served
+        self._fresh(runtime)
+        self._over_repeat()
+        return {
+            "seed": t.settings.seed,
+            "coverage": coverage,
+            "fm_pairs_per_impression": self.calls["pairs"],
+            "fm_states_per_impression": self.calls["states"],
+            "fm_gain": round(self.ratios.gain, 5),
+            "fm_gain_interval": [round(x, 5) for x in self.ratios.gain_interval],
+            "test_pairs": len(self.label),
+            "ctr": round(float(self.label.mean()), 5),
+            "variants": self.variants,
+        }
 
     def _soft_label(self, runtime: OnnxRuntime, pair: PairFm, state: StateFm, before: range) -> None:
         """The same VM with the FM's soft labels as an auxiliary target."""
@@ -113,79 +135,104 @@ class _Run:
         t.settings = settings
         self._add("soft_label", t.vm_logits(t.runtime(*t.graphs(pair, state, student)), self.part))
 
-    def _slots(self, runtime: OnnxRuntime, store: ServedStore, base: F32, base_vm: F32) -> dict[str, Any]:
+    def _as_served(self, store: ServedStore) -> tuple[F32, F32, dict[str, float]]:
+        """One fallback more at a time, delays, and the control without what the slots say."""
         t = self.t
-        delays = log_uniform(t._rng, len(t.parts.vm))
-        train_columns = t.slot_columns(store, t.parts.vm, delays)
+        train_columns = t.training_columns(store)
         columns = {d: t.slot_columns(store, self.part, d) for d in (*DELAYS_MS, SERVED_MS)}
         served = columns[SERVED_MS]
-        direct = served[:, self._flag("direct")] > 0
-        full: VmPlus | None = None
+        self.without_direct = ~(served[:, self._flag("direct")] > 0)
         for name, wanted in STEPS:
             slots = [s for s in wanted if s in t.slots]
-            plus = t.train_plus(t.parts.vm, base_vm, self._only(train_columns, slots))
-            self._add(name, self._score(plus, base, self._only(served, slots)), without_direct=~direct)
-            if name == "as_served":
-                full = plus
-        assert full is not None
-        control = t.train_plus(t.parts.vm, base_vm, self._flags(train_columns))
-        self._add("control_flags_and_ages", self._score(control, base, self._flags(served)), without_direct=~direct)
-        for d in DELAYS_MS:
-            self._add(f"as_served_delay_{d // 1000}s", self._score(full, base, columns[d]))
-        del columns
-        self._fresh(runtime, base, base_vm)
-        impressions = len(t.parts.vm) + len(self.part)
-        return {
-            "coverage": {s: round(float((served[:, self._flag(s)] > 0).mean()), 4) for s in t.slots},
-            "fm_pairs_per_impression": round(store.pairs / impressions, 2),
-            "fm_states_per_impression": round(store.states / impressions, 2),
-            "fm_gain": round(1 - float(self.fm_losses.sum() / self.vm_losses.sum()), 5),
-            "fm_gain_interval": [round(x, 5) for x in self.gain_interval],
-            "test_pairs": len(self.label),
-            "ctr": round(float(self.label.mean()), 5),
-        }
+            plus = t.train_plus(t.parts.vm, self.base_vm, self._only(train_columns, slots))
+            self._add_slots(name, self._score(plus, self.base, self._only(served, slots)), slots)
+            if name in ("as_served", "as_served_state_only"):
+                prefix = "state" if name.endswith("only") else "as_served"
+                for d in DELAYS_MS:
+                    self._add(
+                        f"{prefix}_delay_{d // 1000}s", self._score(plus, self.base, self._only(columns[d], slots))
+                    )
+        for name, kept in (("control_repeat", ["direct"]), ("control_flags_and_ages", list(t.slots))):
+            control = t.train_plus(t.parts.vm, self.base_vm, self._flags(train_columns, kept))
+            self._add_slots(name, self._score(control, self.base, self._flags(served, kept)), kept)
+        coverage = {s: round(float((served[:, self._flag(s)] > 0).mean()), 4) for s in t.slots}
+        return train_columns, served, coverage
 
-    def _fresh(self, runtime: OnnxRuntime, base: F32, base_vm: F32) -> None:
+    def _counters(
+        self, runtime: OnnxRuntime, pair: PairFm, state: StateFm, before: range, train_columns: F32, served: F32
+    ) -> None:
+        """The VM with hand counters of the request's own history, which needs no FM, and what slots add to it."""
+        t = self.t
+        if self.t.vm_size.strong:
+            strong = {"control_counters": "vm", "control_counters_and_state": "as_served_state_only",
+                      "control_counters_and_slots": "as_served"}  # fmt: skip
+            for name, same in strong.items():
+                self.variants[name], self.losses[name] = self.variants[same], self.losses[same]
+            return
+        size = vm_size("strong")
+        counted = t.runtime(*t.graphs(pair, state, t.train_vm(before, size=size)))
+        base, base_vm = t.vm_logits(counted, self.part), t.vm_logits(counted, t.parts.vm)
+        self._add("control_counters", base)
+        for name, slots in (("state", ["state"]), ("slots", list(t.slots))):
+            plus = t.train_plus(t.parts.vm, base_vm, self._only(train_columns, slots), size)
+            logit = self._score(plus, base, self._only(served, slots))
+            self._add_slots(f"control_counters_and_{name}", logit, slots)
+
+    def _similar(self, store: ServedStore, train_columns: F32, served: F32) -> None:
+        """Similar users asked for everybody, in each form: as the only fallback, and for users of whom nothing is
+        known (all requests taken as theirs)."""
+        t, seconds = self.t, np.full(len(self.t.parts.vm), SERVED_MS)
+        if "similar" not in t.slots:
+            return
+        only_direct, only_direct_test = self._only(train_columns, ["direct"]), self._only(served, ["direct"])
+        for form in FORMS:
+            given = [
+                self._only(
+                    t.slot_columns(store, part, d, form, ask=np.ones(len(part), bool)), ["similar"]
+                )
+                for part, d in ((t.parts.vm, seconds), (self.part, SERVED_MS))
+            ]  # fmt: skip
+            plus = t.train_plus(t.parts.vm, self.base_vm, given[0])
+            self._add(f"cold_{form}", self._score(plus, self.base, given[1]))
+            plus = t.train_plus(t.parts.vm, self.base_vm, given[0] + only_direct)
+            logit = self._score(plus, self.base, given[1] + only_direct_test)
+            self._add_slots(f"as_served_direct_{form}", logit, ["direct"])
+
+    def _fresh(self, runtime: OnnxRuntime) -> None:
         """Direct embeddings at zero age, at partial coverage (masks drawn as in training), and from old histories."""
         t = self.t
-        only = ("direct",)
-
-        def columns(part: range, stale_ms: int) -> F32:
-            out = []
-            for piece in t._pieces(part):
-                old = delayed(piece, np.full(piece.requests, stale_ms, np.int64)) if stale_ms else piece
-                slots = fresh_slots(runtime, old)
-                slots.direct_age_ms[:] = stale_ms
-                out.append(self._only(slot_columns(slots, t.slots), only))
-            return np.concatenate(out)
-
-        train_columns, test = columns(t.parts.vm, 0), columns(self.part, 0)
-        plus = t.train_plus(t.parts.vm, base_vm, train_columns)
-        self._add("fresh_direct", self._score(plus, base, test))
+        train_columns, test = self._aged(runtime, t.parts.vm), self._aged(runtime, self.part)
+        plus = t.train_plus(t.parts.vm, self.base_vm, train_columns)
+        self._add("fresh_direct", self._score(plus, self.base, test))
         unmatched = plus
         rng = np.random.default_rng(t.settings.seed + 1)
         share = rng.random(len(train_columns)).astype(np.float32)
         masked = train_columns * (rng.random(len(train_columns)) < share)[:, None]
-        plus = t.train_plus(t.parts.vm, base_vm, masked.astype(np.float32))
+        plus = t.train_plus(t.parts.vm, self.base_vm, masked.astype(np.float32))
         draw = rng.random(len(test))
         for c in COVERAGE:
             part = test * (draw < c)[:, None].astype(np.float32)
-            self._add(f"coverage_{c:.0%}", self._score(plus, base, part))
-            self._add(f"coverage_{c:.0%}_unmatched_not_gated", self._score(unmatched, base, part, gated=False))
+            self._add(f"coverage_{c:.0%}", self._score(plus, self.base, part))
+            self._add(f"coverage_{c:.0%}_unmatched", self._score(unmatched, self.base, part))
+            not_gated = self._score(unmatched, self.base, part, gated=False)
+            self._add(f"coverage_{c:.0%}_unmatched_not_gated", not_gated)
         ages = np.array(STALE_MS)[rng.integers(0, len(STALE_MS), len(t.parts.vm))]
-        aged = self._aged(runtime, t.parts.vm, ages)
-        plus = t.train_plus(t.parts.vm, base_vm, aged)
+        plus = t.train_plus(t.parts.vm, self.base_vm, self._aged(runtime, t.parts.vm, ages))
         for stale in STALE_MS:
-            self._add(f"stale_{stale // 3_600_000}h", self._score(plus, base, columns(self.part, stale)))
+            columns = self._aged(runtime, self.part, stale)
+            self._add(f"stale_{stale // 3_600_000}h", self._score(plus, self.base, columns))
 
-    def _aged(self, runtime: OnnxRuntime, part: range, ages: npt.NDArray[np.int64]) -> F32:
-        t, out, done = self.t, [], 0
-        for piece in t._pieces(part):
+    def _aged(self, runtime: OnnxRuntime, part: range, ages_ms: npt.NDArray[np.int64] | int | None = None) -> F32:
+        """[n, W] direct embeddings of the impressions themselves, or as of the user's last event that was `ages_ms`
+        [requests] ago or more."""
+        ages = np.broadcast_to(np.asarray(0 if ages_ms is None else ages_ms, np.int64), len(part))
+        out, done = [], 0
+        for piece in self.t._pieces(part):
             mine = ages[done : done + piece.requests]
             done += piece.requests
-            slots = fresh_slots(runtime, delayed(piece, mine))
+            slots = fresh_slots(runtime, piece if ages_ms is None else delayed(piece, mine))
             slots.direct_age_ms[:] = np.repeat(mine, np.diff(piece.splits))
-            out.append(self._only(slot_columns(slots, t.slots), ("direct",)))
+            out.append(self._only(slot_columns(slots, self.t.slots), ("direct",)))
         return np.concatenate(out)
 
     # -- columns of single slots ---------------------------------------------------------------------------------
@@ -203,10 +250,11 @@ class _Run:
             out[:, a:z] = columns[:, a:z]
         return out
 
-    def _flags(self, columns: F32) -> F32:
+    def _flags(self, columns: F32, slots: Sequence[str]) -> F32:
         """Control: that something is known and how old it is, without what it says."""
         out = np.zeros_like(columns)
-        for s, (_, z) in self._spans().items():
+        for s in slots:
+            z = self._spans()[s][1]
             out[:, self._flag(s) : z] = columns[:, self._flag(s) : z]
         return out
 
@@ -224,41 +272,25 @@ class _Run:
 
     # -- figures -------------------------------------------------------------------------------------------------
 
-    def _add(self, name: str, logit: F32, without_direct: npt.NDArray[np.bool_] | None = None) -> None:
+    def _add_slots(self, name: str, logit: F32, slots: Sequence[str]) -> None:
+        """A variant as served: with its recovery where there is no direct hit, and the FM calls it needs."""
+        self._add(name, logit, self.without_direct)
+        pairs = self.calls["pairs"] if set(slots) - {"state"} else 0.0
+        states = self.calls["states"] if "state" in slots else 0.0
+        self.variants[name]["fm_calls_per_impression"] = {"pairs": pairs, "states": states}
+
+    def _add(self, name: str, logit: F32, without_direct: Mask | None = None) -> None:
         entry = metrics.summary(logit, self.label, self.t.splits(self.part))
-        losses = metrics.losses(logit, self.label)
-        if self._ratio_means_something() and name not in ("vm", "fm"):
-            entry["transfer_ratio"] = self._ratio(losses, np.ones(len(losses), bool))
+        losses = self.losses[name] = metrics.losses(logit, self.label)
+        if name not in ("vm", "fm") and self.ratios.mean_something:
+            entry["transfer_ratio"] = self.ratios.of(losses)
             if without_direct is not None and without_direct.any():
-                entry["recovery_without_direct"] = self._ratio(losses, without_direct)
+                entry["recovery_without_direct"] = self.ratios.of(losses, without_direct)
         self.variants[name] = entry
 
-    def _ratio_means_something(self) -> bool:
-        gain = 1 - float(self.fm_losses.sum() / self.vm_losses.sum())
-        return gain >= MIN_GAIN and self.gain_interval[0] > 0
-
-    def _ratio(self, losses: npt.NDArray[np.float64], rows: npt.NDArray[np.bool_]) -> dict[str, Any] | None:
-        vm, fm, mine = self.vm_losses[rows].sum(), self.fm_losses[rows].sum(), losses[rows].sum()
-        if vm - fm <= MIN_GAIN * vm:
-            return None
-        drawn = self._resampled(lambda v, f, x: (v - x) / (v - f), losses, rows)
-        drawn = drawn[np.isfinite(drawn)]
-        low, high = (round(float(np.quantile(drawn, q)), 4) for q in (0.025, 0.975))
-        return {"ratio": round(float((vm - mine) / (vm - fm)), 4), "interval": [low, high]}
-
-    def _resampled(
-        self,
-        statistic: Callable[[Any, Any, Any], Any],
-        losses: npt.NDArray[np.float64],
-        rows: npt.NDArray[np.bool_] | None = None,
-    ) -> npt.NDArray[np.float64]:
-        """The statistic of summed losses (vm, fm, x) over `RESAMPLES` draws of users with replacement."""
-        keep = np.ones(len(self.users), bool) if rows is None else rows
-        _, user = np.unique(self.users[keep], return_inverse=True)
-        n = int(user.max()) + 1
-        sums = np.stack([np.bincount(user, x[keep], n) for x in (self.vm_losses, self.fm_losses, losses)])
-        rng = np.random.default_rng(7)
-        weights = rng.multinomial(n, np.full(n, 1 / n), RESAMPLES)
-        vm, fm, mine = (weights @ sums.T).T
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.asarray(statistic(vm, fm, mine), np.float64)
+    def _over_repeat(self) -> None:
+        """Ratios against the VM that knows whether and when the pair was computed, and nothing else of the FM."""
+        ratios = Ratios(self.users, self.losses["control_repeat"], self.losses["fm"])
+        for name, losses in self.losses.items():
+            if ratios.mean_something and name.startswith(("as_served", "state_", "control_counters")):
+                self.variants[name]["over_repeat"] = ratios.of(losses)

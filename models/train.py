@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
@@ -33,14 +34,16 @@ from models.presets import fm_size, vm_size
 from models.resume import Stages
 from models.runtime import OnnxRuntime
 from models.served import ServedStore, fresh_slots
+from models.similar import Form
 from topics.errors import SettingsError
 
 log = logging.getLogger(__name__)
+Mask = npt.NDArray[np.bool_]
 Report = Callable[[str, int, int], None]
 """(phase, done, of)"""
 
 BATCH_PAIRS = 1024
-SLOTS = ("direct", "topic", "state", "aggregate")
+SLOTS = ("direct", "topic", "state", "aggregate", "similar")
 MIN_DELAY_MS, MAX_DELAY_MS = 50.0, 300_000.0
 
 
@@ -59,6 +62,9 @@ class TrainSettings:
     soft_weight: float = 0.0
     """weight of the FM's soft labels in the base VM's loss (distillation)"""
     soft_temperature: float = 1.0
+    cold_share: float = 0.1
+    """of the requests from which the VM with slots learns what similar users are worth: shown to it as those of a user
+    whom the store does not know. The log itself has too few of them to learn from"""
     learning_rate: float = 3e-3
     threads: int = 0
     """of torch and ONNX Runtime; 0: half of the cores (more only helps on a machine that is otherwise idle)"""
@@ -73,6 +79,8 @@ class TrainSettings:
         for name in ("epochs", "vm_epochs"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"train.{name}", getattr(self, name), "at least 1")
+        if not 0 <= self.cold_share < 1:
+            raise SettingsError("train.cold_share", self.cold_share, "0 or more and under 1")
         if not 0 <= self.soft_weight <= 1 or self.soft_temperature <= 0:
             raise SettingsError("train.soft_weight", self.soft_weight, "within 0..1, with a temperature above 0")
 
@@ -236,7 +244,7 @@ class Trainer:
 
     def served(self, runtime: OnnxRuntime, parts: Sequence[range]) -> ServedStore:
         """A store with what the candidates events up to the end of `parts` leave visible in them."""
-        store = ServedStore(runtime)
+        store = ServedStore(runtime, self.data.catalogue)
         candidates, times = self.data.candidates, self.data.impressions.ts_ms
         window = 24 * 3_600_000
         first = np.searchsorted(candidates.ts_ms, times[min(p.start for p in parts)] - window)
@@ -251,15 +259,32 @@ class Trainer:
         store.add(requests(candidates, int(first), int(last)), progress)
         return store
 
-    def slot_columns(self, store: ServedStore, part: range, delay_ms: I64 | int) -> F32:
-        """[n, W] of the pairs of `part` as served."""
+    def slot_columns(
+        self,
+        store: ServedStore,
+        part: range,
+        delay_ms: I64 | int,
+        form: Form = "neighbours",
+        ask: Mask | None = None,
+        cold: Mask | None = None,
+    ) -> F32:
+        """[n, W] of the pairs of `part` as served; `form`, `ask` and `cold` [requests] as in `ServedStore.slots`."""
         delays = np.broadcast_to(np.asarray(delay_ms, np.int64), len(part))
         out, done = [], 0
         for piece in self._pieces(part):
-            out.append(slot_columns(store.slots(piece, delays[done : done + piece.requests]), self.slots))
+            mine = slice(done, done + piece.requests)
+            asked, unknown = (None if m is None else m[mine] for m in (ask, cold))
+            out.append(slot_columns(store.slots(piece, delays[mine], form, asked, unknown), self.slots))
             done += piece.requests
             self.report("slots as served", done, len(part))
         return np.concatenate(out)
+
+    def training_columns(self, store: ServedStore) -> F32:
+        """[n, W] of the VM part: delays as drawn by `log_uniform`, and some of the requests as of unknown users."""
+        self._seed(5)
+        delays = log_uniform(self._rng, len(self.parts.vm))
+        cold = self._rng.random(len(self.parts.vm)) < self.settings.cold_share
+        return self.slot_columns(store, self.parts.vm, delays, cold=cold)
 
     # -- a bundle ------------------------------------------------------------------------------------------------
 
@@ -423,9 +448,7 @@ def train(
     runtime = t.runtime(*t.graphs(pair, state, vm))
     store = t.served(runtime, [t.parts.vm, t.parts.test])
     try:
-        t._seed(5)
-        delays = log_uniform(t._rng, len(t.parts.vm))
-        columns = t.slot_columns(store, t.parts.vm, delays)
+        columns = t.training_columns(store)
         plus = t.train_plus(t.parts.vm, t.vm_logits(runtime, t.parts.vm), columns)
         del columns
         graphs, inputs = t.graphs(pair, state, vm, plus)

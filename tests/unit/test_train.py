@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("onnx")
 pytestmark = pytest.mark.train
 
-from models.api import Feature, FeatureSpec  # noqa: E402
+from models.api import SLOTS, Feature, FeatureSpec  # noqa: E402
 from models.bundle import Bundle, load_bundle  # noqa: E402
 from models.dataset import Dataset, build, infer_spec, load  # noqa: E402
 from models.export import FM_PAIR, VM, tensors  # noqa: E402
@@ -47,7 +47,7 @@ def trained(data: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 def test_a_bundle_comes_out(trained: Bundle, data: Dataset) -> None:
     bundle = load_bundle(trained.path)
-    assert bundle.info.slots == ("direct", "topic", "state", "aggregate")
+    assert bundle.info.slots == SLOTS
     test = bundle.manifest.training["test"]
     assert {"vm", "fm", "vm_fresh", "vm_served", "coverage", "ctr"} <= test.keys()
     assert 0 < test["coverage"]["direct"] < test["coverage"]["aggregate"] <= 1
