@@ -43,9 +43,7 @@ LAG_EVERY_S = 10.0
 def run(settings: Settings) -> None:
     """Until SIGTERM or Ctrl-C. Raises `SolarisError` when it cannot start or go on."""
     require(settings.kafka)
-    if log.getEffectiveLevel() >= logging.INFO:  # every start and stop of every part of it
-        for name in ("faust", "mode", "aiokafka", "streams.monitor.transport"):
-            logging.getLogger(name).setLevel(logging.WARNING)
+    _quiet()
     auth = credentials(settings.kafka.properties)
     m = settings.monitor
     # A monitor that was killed stays a member of its group until its session ends.
@@ -54,6 +52,31 @@ def run(settings: Settings) -> None:
     )
     view = View(Blocks(m.sample_share, m.feedback_window_ms, m.keep_ms, since_ms), Processes(m.keep_ms), m.sample_share)
     asyncio.run(_serve(settings, auth, view))
+
+
+class _Sparse(logging.Filter):
+    """aiokafka repeats itself forty times a second while a broker is away: each of its messages once in ten seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._due: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.name.startswith("aiokafka"):
+            return True
+        if record.created < self._due.get(record.msg, 0.0):
+            return False
+        self._due[record.msg] = record.created + 10.0
+        return True
+
+
+def _quiet() -> None:
+    if log.getEffectiveLevel() < logging.INFO:
+        return
+    for name in ("faust", "mode", "aiokafka", "streams.monitor.transport"):  # every start and stop of every part
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_Sparse())
 
 
 async def _serve(settings: Settings, auth: Any, view: View) -> None:

@@ -2,7 +2,8 @@
 
 Faust takes some 2,000 messages a second through its streams, whatever is done with them; the topics carry more. So
 what one fetch brought of a partition goes through as a few messages, each a *bundle* of records: a msgpack array of
-[offset, append time in ms, value]. To Faust the offsets in between look like those of a compacted topic, which it knows.
+[offset, append time in ms, value]. To Faust the offsets in between look like those of a compacted
+topic, which it knows.
 """
 
 from __future__ import annotations

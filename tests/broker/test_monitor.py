@@ -20,6 +20,7 @@ import msgspec
 import pytest
 
 from topics.admin import create
+from topics.brokers import JavaKafka
 from topics.events import Feedback, RankedAds, encode
 from topics.kafka import KafkaSettings, producer
 
@@ -264,6 +265,29 @@ def test_a_second_monitor_and_a_taken_port_are_refused(kafka: KafkaSettings, sta
         assert third.process.wait(90) == 1
     assert "http.monitor_port" in third.log.read_text()
     assert "Traceback" not in third.log.read_text().rsplit("solaris:", 1)[1]
+
+
+@pytest.mark.java
+def test_a_broker_that_goes_and_comes_back(java_broker: JavaKafka, tmp_path: Path) -> None:
+    kafka = KafkaSettings(bootstrap=java_broker.bootstrap, prefix="r.")
+    create(kafka)
+    feed(kafka, "i", 400)
+    m = Monitor(kafka, tmp_path)
+    try:
+        m.wait(lambda f: f["sampled"]["joined"] == 400)
+        time.sleep(6)
+        java_broker.kill()
+        time.sleep(3)
+        assert m.figures()["sampled"]["joined"] == 400, "the page stays up"
+        java_broker.start()
+        feed(kafka, "j", 400)
+        expect(m.wait(lambda f: f["sampled"]["joined"] == 800), 800)
+        assert m.stop() == 0
+    finally:
+        if m.process.poll() is None:
+            m.process.kill()
+            m.process.wait()
+    assert len(m.log.read_text().splitlines()) < 60
 
 
 def test_without_topics_it_says_what_is_missing(kafka: KafkaSettings, tmp_path: Path) -> None:
