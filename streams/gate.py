@@ -33,6 +33,8 @@ I64 = npt.NDArray[np.int64]
 
 REASONS = ("below_threshold", "top_k", "user_cap", "below_bar", "budget")
 NO_BAR = -50.0
+MIN_BUCKET_PAIRS = 100.0
+"""a bucket holds one event's list at least, or a small budget would be lost between the events it could serve"""
 _STEP = 0.5
 _RATE_TAU_MS = 60_000.0
 _MAX_CAPPED_USERS = 100_000
@@ -135,7 +137,7 @@ class Gate:
     def _advance(self, ts_ms: int, n: int, backlog_pairs: int) -> float:
         """Moves the event clock, the bucket and the rate; returns the target share of this event's pairs."""
         s = self.settings
-        full = s.budget_pairs_per_s * s.budget_burst_s
+        full = max(s.budget_pairs_per_s * s.budget_burst_s, MIN_BUCKET_PAIRS) if s.budget_pairs_per_s else 0.0
         if math.isnan(self.tokens):
             self.tokens = full
         elapsed_ms = 0.0

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from streams.gate import Gate, GateSettings
+from streams.gate import MIN_BUCKET_PAIRS, Gate, GateSettings
 
 
 def logits(*values: float) -> np.ndarray:
@@ -45,10 +45,17 @@ def test_budget_is_never_exceeded_in_event_time() -> None:
     gate = Gate(GateSettings(budget_pairs_per_s=10, budget_burst_s=2))
     rng = np.random.default_rng(0)
     accepted = sum(len(gate.decide(i, i * 100, rng.normal(size=50).astype(np.float32))) for i in range(600))
-    assert accepted <= 10 * 60 + 20
+    assert accepted <= 10 * 60 + MIN_BUCKET_PAIRS
     assert accepted >= 0.8 * 10 * 60, "a budget is there to be used"
     assert gate.accepted == accepted
     assert gate.seen == accepted + sum(gate.refused.values()), "nothing is dropped uncounted"
+
+
+def test_a_budget_smaller_than_an_events_list_is_spent_all_the_same() -> None:
+    gate = Gate(GateSettings(budget_pairs_per_s=0.5, budget_burst_s=1))
+    rng = np.random.default_rng(5)
+    accepted = sum(len(gate.decide(i, i * 20_000, rng.normal(size=100).astype(np.float32))) for i in range(2000))
+    assert 0.6 * 0.5 * 40_000 <= accepted <= 0.5 * 40_000 + MIN_BUCKET_PAIRS
 
 
 def test_under_a_budget_the_valuable_pairs_are_taken() -> None:
