@@ -290,7 +290,7 @@ def run(case: Case, base_dir: Path, quick: bool, baseline: bool) -> dict[str, An
     stats = store.stats()
     result["disk_ratio"] = stats["disk_bytes"] / result["payload_bytes"]
     result["cache_bytes"] = case.settings.cache_bytes
-    result["held_bytes"] = 2 * store._cache.young.capacity + stats["block_cache_bytes"] + stats["memtable_bytes"]
+    result["held_bytes"] = store._cache.nbytes + stats["block_cache_bytes"] + stats["memtable_bytes"]
     result["rss_growth_bytes"] = rss.memory_info().rss - rss_before
     store.close()
     del store

@@ -1,8 +1,11 @@
 """A bounded cache of users' chunks, laid out so that a look-up is one compiled call.
 
-Two arenas of the same size: users live in the *young* one; when it is full it becomes the *old* one and the former
-old one is forgotten whole. A user found in the old arena moves back to the young. That is a least-recently-used
-order of two steps, with no lists to keep and nothing to free one by one. Users without chunks are cached too.
+Chunks lie in a ring in the order in which they came. When it is full, the users whose chunks are oldest there are
+forgotten, but those that were asked for meanwhile go to the front (the CLOCK order of eviction): no free lists, no
+fragments, and nearly all of the memory holds users. Users without chunks are cached too.
+
+A store that began empty knows of every user whether it has chunks on disk, until the table of users is full. So what
+is written to it is in the cache without having been read: precomputed users are those about to be asked for.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from state import kernels
 from state.api import I64, U64
 
 PADS = [bytes(k) for k in range(8)]
-_BYTES_PER_SLOT = 256
+_BYTES_PER_SLOT = 512
+"""of chunks for a place in the table, which is to stay half empty"""
+_SLOT_BYTES = 17
 _DEAD_NONE = -(1 << 62)
 
 
@@ -40,77 +45,96 @@ class Loaded:
         self.parts.append(PADS[pad])
         self.size += len(value) + pad
 
+    def columns(self) -> tuple[I64, I64, U64]:
+        """(changelog offsets, byte offsets, all records as words)"""
+        words = np.frombuffer(b"".join(self.parts) or bytes(8), np.uint64)
+        return np.array(self.offsets, np.int64), np.array(self.starts, np.int64), words
+
     def end_user(self, user: int) -> None:
         self.users.append(user)
         self.splits.append(len(self.offsets))
 
 
 class Arena:
+    """A ring of chunks and the table of its users; not thread-safe: its store holds a lock around it."""
+
     def __init__(self, capacity_bytes: int, users: int = 0) -> None:
+        """`users`: how many the table must have room for, whatever their size."""
         self.capacity = max(4096, (capacity_bytes + 7) & ~7)
         self.buf: U64 = np.zeros(self.capacity // 8, np.uint64)
-        slots = 1 << max(6, (self.capacity // _BYTES_PER_SLOT - 1).bit_length(), (4 * users).bit_length())
+        slots = 1 << max(6, (self.capacity // _BYTES_PER_SLOT).bit_length() - 1, (4 * users).bit_length())
         self.keys: U64 = np.zeros(slots, np.uint64)
         self.heads: I64 = np.full(slots, kernels.EMPTY, np.int64)
-        self.counts: I64 = np.zeros(2, np.int64)
-        """bytes used, table entries"""
+        self.refs: npt.NDArray[np.uint8] = np.zeros(slots, np.uint8)
+        """whether the user was asked for since its turn at the tail"""
+        self.ring: I64 = np.zeros(kernels.RING, np.int64)
+        self.clear(complete=False)
 
-    def clear(self) -> None:
+    @property
+    def nbytes(self) -> int:
+        return self.buf.nbytes + self.keys.nbytes + self.heads.nbytes + self.refs.nbytes
+
+    def clear(self, complete: bool) -> None:
+        """`complete`: there is nothing on disk either."""
         self.keys.fill(0)
         self.heads.fill(kernels.EMPTY)
-        self.counts.fill(0)
+        self.refs.fill(0)
+        dead_ts = self.ring[kernels.DEAD_TS]
+        self.ring[:] = (0, 0, -1, 0, 0, complete, self.ring[kernels.EVICTED], dead_ts)
 
-    def admit(self, loaded: Loaded) -> int:
-        """Takes in users in order; returns how many there was room for."""
-        words = np.frombuffer(b"".join(loaded.parts) or bytes(8), np.uint64)
-        taken: int = kernels.admit(
-            np.array(loaded.users, np.uint64), np.array(loaded.splits), np.array(loaded.offsets, np.int64),
-            np.array(loaded.starts, np.int64), words, self.buf, self.keys, self.heads, self.counts,
+    def admit(self, loaded: Loaded) -> None:
+        """Takes in users that are not here yet; those larger than the arena stay out."""
+        kernels.admit(
+            np.array(loaded.users, np.uint64), np.array(loaded.splits), *loaded.columns(),
+            self.buf, self.keys, self.heads, self.refs, self.ring,
         )  # fmt: skip
-        return taken
 
 
-class UserCache:
-    """Not thread-safe: its store holds a lock around it."""
+class UserCache(Arena):
+    """The arena of a store: users looked up of late, and those written to of late."""
 
     def __init__(self, capacity_bytes: int) -> None:
-        self.young = Arena(capacity_bytes // 2)
-        self.old = Arena(capacity_bytes // 2)
+        super().__init__(capacity_bytes * _BYTES_PER_SLOT // (_BYTES_PER_SLOT + _SLOT_BYTES))
         self.dead_ts = _DEAD_NONE
-        """chunks of this event time and before are dead and not carried along"""
         self.hits = 0
         self.misses = 0
-        self.flips = 0
 
-    def flip(self) -> None:
-        self.young, self.old = self.old, self.young
-        self.young.clear()
-        self.flips += 1
+    @property
+    def dead_ts(self) -> int:
+        """Chunks of this event time and before are dead and not carried along."""
+        return int(self.ring[kernels.DEAD_TS])
 
-    def clear(self) -> None:
-        self.young.clear()
-        self.old.clear()
+    @dead_ts.setter
+    def dead_ts(self, ts_ms: int) -> None:
+        self.ring[kernels.DEAD_TS] = ts_ms
 
     @property
     def used_bytes(self) -> int:
-        return int(self.young.counts[0] + self.old.counts[0])
+        return 8 * int(self.ring[kernels.USED])
 
-    def ensure(self, users: U64, start: int, missing: npt.NDArray[np.int64]) -> tuple[int, int]:
-        """(how many of users[start:] must be loaded, first index without room); `missing` gets their indexes."""
-        y, o = self.young, self.old
-        found: tuple[int, int] = kernels.ensure(
-            users, start, y.buf, y.keys, y.heads, y.counts, o.buf, o.keys, o.heads, self.dead_ts, missing
-        )
-        return found
+    @property
+    def evicted(self) -> int:
+        """Users forgotten to make room."""
+        return int(self.ring[kernels.EVICTED])
+
+    def ensure(self, users: U64, start: int, missing: I64) -> int:
+        """How many of users[start:] must be read from disk; `missing` gets their indexes."""
+        n: int = kernels.ensure(users, start, self.keys, self.heads, self.refs, self.ring, missing)
+        return n
 
     def append(self, users: U64, offsets: I64, starts: I64, chunks: U64, known_below: int) -> None:
-        """Adds what was just written to those users that are cached."""
-        y, o = self.young, self.old
-        kernels.append(users, offsets, starts, chunks, known_below, y.buf, y.keys, y.heads, y.counts, o.keys, o.heads)
+        """Adds what was just written to the users whose chunks are all here, new users among them."""
+        kernels.append(
+            users, offsets, starts, chunks, known_below, self.buf, self.keys, self.heads, self.refs, self.ring
+        )
+
+    def trim(self) -> None:
+        """Lets go of dead chunks; look-ups would pass over them."""
+        kernels.trim(self.buf, self.keys, self.heads, self.ring)
 
 
 def arena_of(loaded: Loaded) -> Arena:
     """An arena for just these users."""
-    arena = Arena(loaded.size + 8 * kernels.LINK_WORDS * len(loaded.offsets), len(loaded.users))
+    arena = Arena(2 * (loaded.size + 8 * kernels.LINK_WORDS * len(loaded.offsets)), len(loaded.users))
     arena.admit(loaded)
     return arena

@@ -183,6 +183,15 @@ def read_options() -> ReadOptions:
     return o
 
 
+def scan_options() -> ReadOptions:
+    """For reading all of a segment once."""
+    o = ReadOptions()
+    o.set_total_order_seek(True)
+    o.fill_cache(False)
+    o.set_readahead_size(1 << 20)
+    return o
+
+
 class Damaged(StoreError):
     """RocksDB says that the files are not what it wrote."""
 

@@ -2,17 +2,22 @@
 # (numba gives these functions their types)
 """Compiled loops of the store: over users, chunks and pairs, on raw buffers.
 
-An *arena* is a uint64 buffer of cached chunks with an open-addressing table of users (`state.cache` owns both).
-A cached chunk at byte offset c (a multiple of 8) is
+An *arena* is a ring of cached chunks (a uint64 buffer) with an open-addressing table of users (`state.cache` owns
+both). A cached chunk at byte offset c (a multiple of 8) is
 
     ======  ====  =================================================================
-    c       i64   byte offset of the user's next cached chunk, -1 at the end
+    c       i64   byte offset of the user's next cached chunk, -1 at the end,
+                  -3 for a chunk that is no longer in a list
     c + 8   i64   changelog offset
     c + 16  i64   bytes of the value that follow (event id left off, padded to 8)
     c + 24        the record as it came (`topics.packed`, kind ``E``), 56-byte header first
     ======  ====  =================================================================
 
-A user's head is the byte offset of a chunk, `EMPTY` (known to have none) or `ABSENT` (not known here).
+A user's head is the byte offset of a chunk, `EMPTY` (known to have none) or `ABSENT` (may have some on disk). A user
+that is not in the table has none while the arena is `COMPLETE`, else it may have some.
+
+Chunks are written at the ring's head; room is made at its tail. A user met there that was asked for since it was last
+met moves to the head with all its chunks, any other is forgotten.
 
 All kernels lie in this one file because numba notices a change only in the file of the kernel itself.
 Vectors are finite (`state.chunk` rejects others), which makes the float16 decoding exact without special cases.
@@ -32,9 +37,18 @@ from state.jit import kernel
 EMPTY = -1
 ABSENT = -2
 
+HEAD, TAIL, WRAP, USED, ENTRIES, COMPLETE, EVICTED, DEAD_TS = range(8)
+"""int64[8] of a ring: the words where writing goes on and where the oldest chunk is, the end of the chunks before the
+head went round (-1: it has not), words in use, table entries, whether a user not in the table has nothing, users
+forgotten so far, event time up to which chunks are dead"""
+RING = 8
+
 LINK_WORDS = 3
 """uint64 words before the value of a cached chunk"""
 
+_END = np.uint64(0xFFFFFFFFFFFFFFFF)
+_GARBAGE = np.uint64(0xFFFFFFFFFFFFFFFD)
+_SPARE_WORDS = 1 << 15
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _HALF_SCALE = np.float32(2.0**112)
 _U32 = np.uint64(32)
@@ -85,25 +99,163 @@ def _is_int8(buf, v):
 
 
 @kernel
-def admit(users, chunk_splits, offsets, starts, chunks, buf, keys, heads, counts):
+def _fits(buf, ring, need):
+    """Whether `need` words in a row are free at the head, which may go round to the start for them."""
+    if ring[USED] == 0:
+        ring[HEAD] = 0
+        ring[TAIL] = 0
+        ring[WRAP] = -1
+    if ring[WRAP] >= 0:
+        return ring[TAIL] - ring[HEAD] >= need
+    if len(buf) - ring[HEAD] >= need:
+        return True
+    if ring[TAIL] >= need:
+        ring[WRAP] = ring[HEAD]
+        ring[HEAD] = 0
+        return True
+    return False
+
+
+@kernel
+def _forget(buf, c):
+    """Marks the chunks of a list as garbage."""
+    while c >= 0:
+        w = c >> 3
+        c = np.int64(buf[w])
+        buf[w] = _GARBAGE
+
+
+@kernel
+def _move(i, buf, heads, ring):
+    """A user's chunks, less the dead ones, to the head and next to each other; False where there is no room."""
+    need = 0
+    c = heads[i]
+    while c >= 0:
+        w = c >> 3
+        if np.int64(buf[w + LINK_WORDS + 2]) > ring[DEAD_TS]:
+            need += LINK_WORDS + (np.int64(buf[w + 2]) >> 3)
+        c = np.int64(buf[w])
+    if not _fits(buf, ring, need):
+        return False
+    c = heads[i]
+    heads[i] = EMPTY
+    last = np.int64(-1)
+    while c >= 0:
+        w = c >> 3
+        c = np.int64(buf[w])
+        if np.int64(buf[w + LINK_WORDS + 2]) > ring[DEAD_TS]:
+            words = LINK_WORDS + (np.int64(buf[w + 2]) >> 3)
+            to = ring[HEAD]
+            for k in range(1, words):
+                buf[to + k] = buf[w + k]
+            buf[to] = _END
+            if last < 0:
+                heads[i] = 8 * to
+            else:
+                buf[last] = np.uint64(8 * to)
+            last = to
+            ring[HEAD] = to + words
+            ring[USED] += words
+        buf[w] = _GARBAGE
+    return True
+
+
+@kernel
+def _advance(buf, keys, heads, refs, ring, spare):
+    """Frees the oldest place; its user moves on if `spare` and it was asked for of late, else it is forgotten.
+    Returns how many users were."""
+    t = ring[TAIL]
+    if t == ring[WRAP]:
+        ring[TAIL] = 0
+        ring[WRAP] = -1
+        return 0
+    words = LINK_WORDS + (np.int64(buf[t + 2]) >> 3)
+    gone = 0
+    if buf[t] != _GARBAGE:
+        i = slot(keys, buf[t + LINK_WORDS + 1])
+        again = spare and refs[i] != 0
+        refs[i] = 0
+        if not again or not _move(i, buf, heads, ring):
+            _forget(buf, heads[i])
+            heads[i] = ABSENT
+            ring[EVICTED] += 1
+            gone = 1
+    ring[TAIL] = t + words
+    ring[USED] -= words
+    return gone
+
+
+@kernel
+def _make_room(buf, keys, heads, refs, ring, need):
+    """Room for `need` words at the head, and some to spare so that users in demand can move; False if never."""
+    if need > len(buf):
+        return False
+    spare = min(len(buf) >> 4, _SPARE_WORDS)
+    while True:
+        if (len(buf) - ring[USED] >= need + spare or ring[USED] == 0) and _fits(buf, ring, need):
+            return True
+        _advance(buf, keys, heads, refs, ring, True)
+
+
+@kernel
+def _enter(user, buf, keys, heads, refs, ring):
+    """The user's place in the table, made where needed. A full table forgets the users that are only known as absent,
+    and with them that all others have nothing."""
+    i = slot(keys, user)
+    if keys[i] == user:
+        return i
+    if 2 * ring[ENTRIES] >= len(keys):
+        live = 0
+        for k in range(len(keys)):
+            live += heads[k] >= 0
+        while 4 * live > len(keys):
+            live -= _advance(buf, keys, heads, refs, ring, False)
+        kept = np.empty((live, 3), np.uint64)
+        n = 0
+        for k in range(len(keys)):
+            if heads[k] >= 0:
+                kept[n, 0] = keys[k]
+                kept[n, 1] = np.uint64(heads[k])
+                kept[n, 2] = refs[k]
+                n += 1
+            elif heads[k] == ABSENT:
+                ring[COMPLETE] = 0
+        keys[:] = np.uint64(0)
+        heads[:] = EMPTY
+        refs[:] = 0
+        for k in range(n):
+            j = slot(keys, kept[k, 0])
+            keys[j] = kept[k, 0]
+            heads[j] = np.int64(kept[k, 1])
+            refs[j] = np.uint8(kept[k, 2])
+        ring[ENTRIES] = n
+        i = slot(keys, user)
+    keys[i] = user
+    ring[ENTRIES] += 1
+    return i
+
+
+@kernel
+def admit(users, chunk_splits, offsets, starts, chunks, buf, keys, heads, refs, ring):
     """Puts users with all their chunks into the arena: user u's are records chunk_splits[u]:chunk_splits[u+1], oldest
-    first, record r at byte starts[r] of `chunks`. Returns how many users there was room for."""
-    capacity = 8 * len(buf)
+    first, record r at byte starts[r] of `chunks`. None of them may be there already; one too large is left out."""
     for u in range(len(users)):
         need = 0
         for r in range(chunk_splits[u], chunk_splits[u + 1]):
-            need += 8 * LINK_WORDS + _kept(chunks, starts[r] >> 3)
-        if counts[0] + need > capacity or 2 * counts[1] >= len(keys):
-            return u
-        head = np.int64(EMPTY)
-        for r in range(chunk_splits[u], chunk_splits[u + 1]):
-            head = _place(buf, counts, head, offsets[r], chunks, starts[r] >> 3)
-        i = slot(keys, users[u])
-        if keys[i] == np.uint64(0):
-            keys[i] = users[u]
-            counts[1] += 1
-        heads[i] = head
-    return len(users)
+            need += LINK_WORDS + (_kept(chunks, starts[r] >> 3) >> 3)
+        if not _make_room(buf, keys, heads, refs, ring, need):
+            continue
+        i = _enter(users[u], buf, keys, heads, refs, ring)
+        heads[i] = EMPTY
+        refs[i] = 1
+        last = np.int64(-1)
+        for r in range(chunk_splits[u + 1] - 1, chunk_splits[u] - 1, -1):  # newest first, as they will be read
+            at = _place(buf, ring, np.int64(-1), offsets[r], chunks, starts[r] >> 3)
+            if last < 0:
+                heads[i] = at
+            else:
+                buf[last >> 3] = np.uint64(at)
+            last = at
 
 
 @kernel
@@ -115,92 +267,56 @@ def _kept(chunks, w):
 
 
 @kernel
-def _place(buf, counts, head, offset, chunks, w):
-    """Copies the record at word w of `chunks` to the end of the arena, before `head`; returns its byte offset."""
+def _place(buf, ring, then, offset, chunks, w):
+    """Copies the record at word w of `chunks` to the head, where there must be room, with `then` the chunk after it;
+    returns its byte offset."""
     size = _kept(chunks, w)
-    at = counts[0]
-    to = at >> 3
-    buf[to] = np.uint64(head)
+    to = ring[HEAD]
+    buf[to] = np.uint64(then)
     buf[to + 1] = np.uint64(offset)
     buf[to + 2] = np.uint64(size)
     for k in range(size >> 3):
         buf[to + LINK_WORDS + k] = chunks[w + k]
-    counts[0] = at + 8 * LINK_WORDS + size
-    return at
+    ring[HEAD] = to + LINK_WORDS + (size >> 3)
+    ring[USED] += LINK_WORDS + (size >> 3)
+    return 8 * to
 
 
 @kernel
-def ensure(users, start, buf, keys, heads, counts, old_buf, old_keys, old_heads, dead_ts, missing):
-    """Brings users[start:] into the young arena where they are in the old one.
-
-    `counts`: int64[2], bytes used and table entries of the young arena, updated. Chunks of event time <= `dead_ts`
-    are left behind. `missing` (int64[B]) gets the indexes of users in neither. Returns (how many missing, first
-    index for which there was no room, or B).
-    """
-    n_missing = 0
-    capacity = 8 * len(buf)
+def ensure(users, start, keys, heads, refs, ring, missing):
+    """Indexes of those of users[start:] that are not known here, into `missing` (int64[B]); returns how many. The
+    others are marked as asked for."""
+    n = 0
     for b in range(start, len(users)):
-        user = users[b]
-        i = slot(keys, user)
-        if keys[i] == user and heads[i] != ABSENT:
+        i = slot(keys, users[b])
+        if keys[i] == users[b]:
+            if heads[i] != ABSENT:
+                refs[i] = 1
+                continue
+        elif ring[COMPLETE] != 0:
             continue
-        o = slot(old_keys, user)
-        if old_keys[o] != user or old_heads[o] == ABSENT:
-            missing[n_missing] = b
-            n_missing += 1
-            continue
-        need = 0
-        c = old_heads[o]
-        while c >= 0:
-            w = c >> 3
-            if np.int64(old_buf[w + LINK_WORDS + 2]) > dead_ts:
-                need += 8 * LINK_WORDS + np.int64(old_buf[w + 2])
-            c = np.int64(old_buf[w])
-        if counts[0] + need > capacity or 2 * counts[1] >= len(keys):
-            return n_missing, b
-        head = EMPTY
-        last = -1
-        c = old_heads[o]
-        while c >= 0:
-            w = c >> 3
-            if np.int64(old_buf[w + LINK_WORDS + 2]) > dead_ts:
-                words = LINK_WORDS + (np.int64(old_buf[w + 2]) >> 3)
-                to = counts[0] >> 3
-                for k in range(words):
-                    buf[to + k] = old_buf[w + k]
-                buf[to] = np.uint64(np.int64(-1))
-                if last < 0:
-                    head = counts[0]
-                else:
-                    buf[last] = np.uint64(counts[0])
-                last = to
-                counts[0] += 8 * words
-            c = np.int64(old_buf[w])
-        if keys[i] == np.uint64(0):
-            keys[i] = user
-            counts[1] += 1
-        heads[i] = head
-    return n_missing, len(users)
+        missing[n] = b
+        n += 1
+    return n
 
 
 @kernel
-def append(users, offsets, starts, chunks, known_below, buf, keys, heads, counts, old_keys, old_heads):
-    """Adds new chunks to the cached users among `users`; a user it cannot keep right becomes `ABSENT`.
+def append(users, offsets, starts, chunks, known_below, buf, keys, heads, refs, ring):
+    """Adds new chunks to the users that are known here; a user it cannot keep right becomes `ABSENT`.
 
     `chunks`: uint64 words of padded records, record r at byte starts[r]. Only an offset below `known_below` can be
     there already and is looked for.
     """
-    capacity = 8 * len(buf)
     for r in range(len(users)):
         user = users[r]
-        o = slot(old_keys, user)
         i = slot(keys, user)
-        if keys[i] != user or heads[i] == ABSENT:
-            if old_keys[o] == user:
-                old_heads[o] = ABSENT
+        if keys[i] == user:
+            if heads[i] == ABSENT:
+                continue
+        elif ring[COMPLETE] == 0:
             continue
         src = starts[r] >> 3
-        if offsets[r] < known_below:
+        if offsets[r] < known_below and keys[i] == user:
             c = heads[i]
             seen = False
             while c >= 0 and not seen:
@@ -209,12 +325,34 @@ def append(users, offsets, starts, chunks, known_below, buf, keys, heads, counts
                 c = np.int64(buf[w])
             if seen:
                 continue
-        if counts[0] + 8 * LINK_WORDS + _kept(chunks, src) > capacity:
+        room = _make_room(buf, keys, heads, refs, ring, LINK_WORDS + (_kept(chunks, src) >> 3))
+        i = _enter(user, buf, keys, heads, refs, ring)
+        # Making room may have forgotten this very user; in a table made anew it stands as one without chunks.
+        if not room:
+            _forget(buf, heads[i])
             heads[i] = ABSENT
-            if old_keys[o] == user:
-                old_heads[o] = ABSENT
-            continue
-        heads[i] = _place(buf, counts, heads[i], offsets[r], chunks, src)
+        elif heads[i] != ABSENT:
+            heads[i] = _place(buf, ring, heads[i], offsets[r], chunks, src)
+
+
+@kernel
+def trim(buf, keys, heads, ring):
+    """Takes the dead chunks out of the users' lists."""
+    for i in range(len(keys)):
+        c = heads[i]
+        last = np.int64(-1)
+        while c >= 0:
+            w = c >> 3
+            then = np.int64(buf[w])
+            if np.int64(buf[w + LINK_WORDS + 2]) > ring[DEAD_TS]:
+                last = w
+            else:
+                buf[w] = _GARBAGE
+                if last < 0:
+                    heads[i] = then
+                else:
+                    buf[last] = np.uint64(then)
+            c = then
 
 
 # Loops that run over whole slices vectorise; with computed indexes, each of which may be negative, they do not.

@@ -34,12 +34,13 @@ def warm_up() -> None:
         cache = UserCache(0)
         users, none, zero = np.ones(1, np.uint64), parse_batch([]), np.zeros(2, np.int64)
         cache.ensure(users, 0, np.empty(1, np.int64))
-        cache.young.admit(Loaded())
+        cache.admit(Loaded())
         cache.append(none.users, none.offsets, none.starts, none.words, 0)
+        cache.trim()
         out = unfilled_lookup(1, 0, StoreDims(1, 1, 1))
         kernels.lookup(
             0, 1, users, zero, none.users, np.zeros(0, np.uint32), zero, np.uint64(0), 1, 1, 1, 1, 1, NO_FLOOR,
-            cache.young.buf, cache.young.keys, cache.young.heads,
+            cache.buf, cache.keys, cache.heads,
             out.vectors, out.ts_ms, out.pair_fingerprint, out.topic, out.topic_count, out.topic_ts_ms,
             out.aggregate, out.aggregate_count, out.aggregate_ts_ms, out.state, out.state_ts_ms, out.fingerprint,
             out.profile,

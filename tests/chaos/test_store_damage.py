@@ -45,6 +45,15 @@ def delete(pattern: str) -> Callable[[Path], None]:
     return damage
 
 
+def spoil(path: Path) -> None:
+    """Inside the first data block of each table; index and footer stay whole."""
+    for victim in path.glob("*.sst"):
+        data = bytearray(victim.read_bytes())
+        if len(data) > 4096:
+            data[200:300] = b"\xff" * 100
+            victim.write_bytes(bytes(data))
+
+
 def overwrite(name: str, data: bytes) -> Callable[[Path], None]:
     return lambda path: [p.write_bytes(data) for p in path.glob(name)] and None
 
@@ -60,10 +69,10 @@ def no_metadata(path: Path) -> None:
     "damage",
     [
         delete("CURRENT"), delete("MANIFEST-*"), delete("*.sst"), cut(".sst"), overwrite("CURRENT", b""),
-        overwrite("CURRENT", b"MANIFEST-999999\n"), overwrite("MANIFEST-*", b"\xff" * 64), no_metadata,
+        overwrite("CURRENT", b"MANIFEST-999999\n"), overwrite("MANIFEST-*", b"\xff" * 64), no_metadata, spoil,
     ],
     ids=["no-current", "no-manifest", "no-sst", "short-sst", "empty-current", "wrong-current", "bad-manifest",
-         "no-meta"],
+         "no-meta", "spoiled-block"],
 )  # fmt: skip
 def test_a_damaged_store_is_begun_anew_and_says_so(
     tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
@@ -85,13 +94,8 @@ def test_a_damaged_store_is_begun_anew_and_says_so(
 
 def test_damage_met_while_reading_is_an_error_and_the_next_start_rebuilds(tmp_path: Path) -> None:
     filled(tmp_path)
-    store = open_store(tmp_path, SETTINGS)
-    for victim in tmp_path.glob("*.sst"):
-        data = bytearray(victim.read_bytes())
-        if len(data) > 4096:
-            # Inside the first data block; index and footer stay whole.
-            data[200:300] = b"\xff" * 100
-            victim.write_bytes(bytes(data))
+    store = open_store(tmp_path, replace(SETTINGS, cache_bytes=8 << 10))  # too small to have read all by now
+    spoil(tmp_path)
     with pytest.raises(StoreError, match="next start wipes it"):
         assert_exact(store, 300)
     store.close()

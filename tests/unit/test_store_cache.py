@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from state import kernels
 from state.api import ChangelogRecord, Lookup, StoreDims, StoreSettings
 from state.reference import ReferenceStore
 from state.segments import Times, parse
@@ -70,21 +71,75 @@ def test_answers_do_not_depend_on_what_is_cached(tmp_path: Path) -> None:
             reference.expire(now)
     stats = store.stats()
     assert stats["user_cache_hits"] > 0
-    assert store._cache.flips > 10
+    assert store._cache.evicted > 10
     assert stats["user_cache_bytes"] <= SETTINGS.cache_bytes
     store.close()
 
 
 def test_a_cached_user_needs_no_disk(tmp_path: Path) -> None:
-    store = open_store(tmp_path, replace(SETTINGS, cache_bytes=4 << 20))
-    store.apply([record(i, 1 + i % 5, T0 + i, 20) for i in range(20)])
-    ask(store, [1, 2, 3, 4, 5, 6], T0 + 99)
-    loaded = store.stats()["user_cache_misses"]
-    assert loaded == 6
-    store.apply([record(20, 6, T0 + 50, 20)])
-    out = ask(store, [1, 2, 6, 6, 5], T0 + 99)
-    assert out.aggregate_count.tolist()[2:4] == [20, 20]
-    assert store.stats()["user_cache_misses"] == loaded
+    """Users are cached when they are written, when they are read, and again when the store is opened."""
+    roomy = replace(SETTINGS, cache_bytes=4 << 20)
+    store, reference = open_store(tmp_path, roomy), ReferenceStore(SETTINGS)
+    for s in (store, reference):
+        s.apply([record(i, 1 + i % 5, T0 + i, 20) for i in range(20)])
+    for opened in range(3):
+        assert_same(ask(store, [1, 2, 3, 4, 5, 6], T0 + 99), ask(reference, [1, 2, 3, 4, 5, 6], T0 + 99))
+        for s in (store, reference):
+            s.apply([record(20 + opened, 6 + opened, T0 + 50, 20)])
+        assert_same(ask(store, [1, 6, 7, 8], T0 + 99), ask(reference, [1, 6, 7, 8], T0 + 99))
+        assert store.stats()["user_cache_misses"] == 0
+        store.close()
+        store = open_store(tmp_path, roomy)
+    store.close()
+
+
+def test_a_store_larger_than_its_cache_reads_users_as_they_are_asked_for(tmp_path: Path) -> None:
+    store, reference = open_store(tmp_path, SETTINGS), ReferenceStore(SETTINGS)
+    batch = [record(i, 1 + i % 50, T0 + i, 40) for i in range(200)]
+    store.apply(batch)
+    reference.apply(batch)
+    store.close()
+    store = open_store(tmp_path, SETTINGS)
+    assert store.stats()["user_cache_bytes"] == 0
+    for misses in (3, 3):
+        assert_same(ask(store, [1, 2, 99, 1], T0 + 300), ask(reference, [1, 2, 99, 1], T0 + 300))
+        assert store.stats()["user_cache_misses"] == misses
+    batch = [record(200, 1, T0 + 200, 40), record(201, 51, T0 + 201, 40), record(202, 3, T0 + 202, 40)]
+    store.apply(batch)
+    reference.apply(batch)
+    assert_same(ask(store, [1, 51, 3], T0 + 300), ask(reference, [1, 51, 3], T0 + 300))
+    assert store.stats()["user_cache_misses"] == 5, "51 and 3 were not known"
+    store.close()
+
+
+def test_more_users_than_the_table_has_room_for(tmp_path: Path) -> None:
+    """Many users of one small chunk each: what is known of absent users is given up, and all are still found."""
+    store, reference = open_store(tmp_path, SETTINGS), ReferenceStore(SETTINGS)
+    for step in range(12):
+        batch = [record(40 * step + i, 1 + 40 * step + i, T0 + step, 1) for i in range(40)]
+        store.apply(batch)
+        reference.apply(batch)
+        users = list(range(1, 40 * step + 90, 7))
+        assert_same(ask(store, users, T0 + 99, ads=20), ask(reference, users, T0 + 99, ads=20))
+    assert store._cache.ring[kernels.COMPLETE] == 0
+    assert 2 * store._cache.ring[kernels.ENTRIES] <= len(store._cache.keys)
+    store.close()
+
+
+def test_dead_chunks_leave_the_cache_with_their_segment(tmp_path: Path) -> None:
+    roomy = replace(SETTINGS, cache_bytes=4 << 20)
+    store, reference = open_store(tmp_path, roomy), ReferenceStore(SETTINGS)
+    for hour in range(60):
+        batch = [record(2 * hour + i, 1 + i, T0 + hour * HOUR, 30) for i in range(2)]
+        for s in (store, reference):
+            s.apply(batch)
+            s.expire(T0 + hour * HOUR)
+        assert_same(ask(store, [1, 2], T0 + hour * HOUR), ask(reference, [1, 2], T0 + hour * HOUR))
+    cache, listed = store._cache, 0
+    c = int(cache.heads[cache.keys == 1][0])
+    while c >= 0:
+        listed, c = listed + 1, int(cache.buf[c // 8].view(np.int64))
+    assert listed <= 28, "window 24 h, grace 1 h, segments of 1.5 h"
     store.close()
 
 
