@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from queue import Empty, SimpleQueue
 
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, TopicPartition
 
-from topics.kafka import KafkaSettings, consumer
+from streams.deadline import Deadline
+from topics.kafka import KafkaSettings, consumer, passing, watermarks
 
 log = logging.getLogger(__name__)
 
@@ -85,10 +87,18 @@ class Follower:
             raise KafkaException(meta.error)
         return len(meta.partitions)
 
-    def bounds(self, topic: str, partition: int, timeout_s: float = 10.0) -> tuple[int, int]:
-        """(first offset, end offset of committed records) of a partition, from the broker."""
-        low, high = self._asker.get_watermark_offsets(TopicPartition(topic, partition), timeout=timeout_s)
-        return low, high
+    def bounds(self, topic: str, partition: int, timeout_s: float = 30.0) -> tuple[int, int]:
+        """(first offset, end offset of committed records) of a partition, from the broker; waits for one that is away
+        or whose leader moves."""
+        deadline = Deadline(timeout_s)
+        while True:
+            try:
+                return watermarks(self._asker, topic, partition, deadline.left(5.0))
+            except KafkaException as e:
+                if deadline.over or self._stop.is_set() or not passing(e.args[0]):
+                    raise
+                log.warning("follower: bounds of %s %d: %s; trying again", topic, partition, e.args[0])
+                time.sleep(0.2)
 
     def stop(self, timeout_s: float) -> None:
         self._stop.set()

@@ -36,6 +36,9 @@ log = logging.getLogger(__name__)
 POLL_S = 0.05
 HUNG_S = 15.0
 """a call of the client library is given 10 s by its caller; one that takes longer than this does not come back"""
+MAX_WAITING_BYTES = 128 << 20
+MAX_STEP_BYTES = 32 << 20
+"""bounds beside those in records: a record may have 8 MiB"""
 MAX_FOLLOWED_AT_ONCE = 16
 """hand-overs of the follower taken before work goes on"""
 
@@ -44,6 +47,8 @@ MAX_FOLLOWED_AT_ONCE = 16
 class _Polled:
     records: list[Record]
     generations: dict[int, int]
+    size: int
+    """bytes of the values"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,7 @@ class Loop:
         """partition -> when its restore began"""
         self._to_resume: SimpleQueue[int] = SimpleQueue()
         self._waiting = 0
+        self._waiting_bytes = 0
         self._lock = threading.Lock()
         self._generation = 0
         self._held_back = False
@@ -174,9 +180,11 @@ class Loop:
         records = [self._record(m, now_ms) for m in messages if self._usable(m)]
         if not records:
             return
+        size = sum(len(r.value or b"") for r in records)
         with self._lock:
             self._waiting += len(records)
-        self._mail.put(_Polled(records, dict(self._owned)))
+            self._waiting_bytes += size
+        self._mail.put(_Polled(records, dict(self._owned), size))
         self._hold_back()
 
     def _serve_worker(self, synchronous: bool = False) -> None:
@@ -222,7 +230,8 @@ class Loop:
 
     def _hold_back(self) -> None:
         loop = self.settings.loop
-        if not self._held_back and self._waiting >= loop.batch_records * loop.queue_batches:
+        full = self._waiting >= loop.batch_records * loop.queue_batches or self._waiting_bytes >= MAX_WAITING_BYTES
+        if not self._held_back and full:
             held = [TopicPartition(self._topic, p) for p in self._owned if p in self._ready]
             self._consumer.pause(held)
             self._held_back = True
@@ -238,7 +247,8 @@ class Loop:
         self._ready.update(p for p in resume if p in self._owned)
         loop = self.settings.loop
         if self._held_back:
-            if self._waiting > loop.batch_records * loop.queue_batches // 2:
+            half = loop.batch_records * loop.queue_batches // 2
+            if self._waiting > half or self._waiting_bytes > MAX_WAITING_BYTES // 2:
                 return
             self._held_back = False
             resume = [p for p in self._owned if p in self._ready]
@@ -386,7 +396,7 @@ class Loop:
             if isinstance(mail, _Polled):
                 polled.append(mail)
                 records += len(mail.records)
-                size += sum(len(r.value or b"") for r in mail.records)
+                size += mail.size
             elif isinstance(mail, Followed):
                 followed += 1
                 self._take_followed(mail)
@@ -394,7 +404,8 @@ class Loop:
                 self._take_opened(mail)
             else:
                 self._take_closed(mail)
-            if records >= self.settings.loop.batch_records or followed >= MAX_FOLLOWED_AT_ONCE:
+            enough = records >= self.settings.loop.batch_records or size >= MAX_STEP_BYTES
+            if enough or followed >= MAX_FOLLOWED_AT_ONCE:
                 break
             wait = linger.left() if polled and not self.step.enough(records, size) else 0.0
             try:
@@ -501,6 +512,7 @@ class Loop:
         finally:
             with self._lock:
                 self._waiting -= taken
+                self._waiting_bytes -= sum(m.size for m in polled)
 
     def _commit(self, records: list[Record], result: StepResult) -> None:
         begun = {r.partition: self._owned.get(r.partition) for r in records}
