@@ -1,8 +1,9 @@
 """How much of the foundation model's gain reaches the vertical model: `solaris evaluate`.
 
 On the test part of a log (after FM and VM parts in time) every variant below is scored by log loss, and by its
-*transfer ratio* (`models.ratios`), against the VM and against a VM that knows only whether and when the pair was
-computed (`over_repeat`): an embedding counts by what it adds to that.
+*transfer ratio* (`models.ratios`), against the VM and against two controls, for an embedding counts by what it adds to
+them: a VM that knows only whether and when the pair was computed (`over_repeat`), and one with hand counters of the
+request's own history (`over_counters`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from models import metrics
@@ -57,7 +57,7 @@ def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for name in runs[0]["variants"]:
         entries = [r["variants"][name] for r in runs]
         mean[name] = {"log_loss": round(float(np.mean([e["log_loss"] for e in entries])), 6)}
-        for key in ("transfer_ratio", "over_repeat", "recovery_without_direct"):
+        for key in ("transfer_ratio", "over_repeat", "over_counters", "recovery_without_direct"):
             ratios = [e.get(key) for e in entries]
             if all(x is not None for x in ratios):
                 mean[name][key] = round(float(np.mean([x["ratio"] for x in ratios])), 4)
@@ -110,7 +110,7 @@ class _Run:
             store.close()
         del train_columns, served
         self._fresh(runtime)
-        self._over_repeat()
+        over = self._over_controls()
         return {
             "seed": t.settings.seed,
             "coverage": coverage,
@@ -118,6 +118,7 @@ class _Run:
             "fm_states_per_impression": self.calls["states"],
             "fm_gain": round(self.ratios.gain, 5),
             "fm_gain_interval": [round(x, 5) for x in self.ratios.gain_interval],
+            "fm_gain_over": over,
             "test_pairs": len(self.label),
             "ctr": round(float(self.label.mean()), 5),
             "variants": self.variants,
@@ -216,22 +217,19 @@ class _Run:
             self._add(f"coverage_{c:.0%}_unmatched", self._score(unmatched, self.base, part))
             not_gated = self._score(unmatched, self.base, part, gated=False)
             self._add(f"coverage_{c:.0%}_unmatched_not_gated", not_gated)
-        ages = np.array(STALE_MS)[rng.integers(0, len(STALE_MS), len(t.parts.vm))]
-        plus = t.train_plus(t.parts.vm, self.base_vm, self._aged(runtime, t.parts.vm, ages))
         for stale in STALE_MS:
+            plus = t.train_plus(t.parts.vm, self.base_vm, self._aged(runtime, t.parts.vm, stale))
             columns = self._aged(runtime, self.part, stale)
             self._add(f"stale_{stale // 3_600_000}h", self._score(plus, self.base, columns))
 
-    def _aged(self, runtime: OnnxRuntime, part: range, ages_ms: npt.NDArray[np.int64] | int | None = None) -> F32:
-        """[n, W] direct embeddings of the impressions themselves, or as of the user's last event that was `ages_ms`
-        [requests] ago or more."""
-        ages = np.broadcast_to(np.asarray(0 if ages_ms is None else ages_ms, np.int64), len(part))
-        out, done = [], 0
+    def _aged(self, runtime: OnnxRuntime, part: range, age_ms: int | None = None) -> F32:
+        """[n, W] direct embeddings of the impressions themselves, or as of the user's last event that was `age_ms` ago
+        or more."""
+        out = []
         for piece in self.t._pieces(part):
-            mine = ages[done : done + piece.requests]
-            done += piece.requests
-            slots = fresh_slots(runtime, piece if ages_ms is None else delayed(piece, mine))
-            slots.direct_age_ms[:] = np.repeat(mine, np.diff(piece.splits))
+            old = piece if age_ms is None else delayed(piece, np.full(piece.requests, age_ms, np.int64))
+            slots = fresh_slots(runtime, old)
+            slots.direct_age_ms[:] = age_ms or 0
             out.append(self._only(slot_columns(slots, self.t.slots), ("direct",)))
         return np.concatenate(out)
 
@@ -288,9 +286,14 @@ class _Run:
                 entry["recovery_without_direct"] = self.ratios.of(losses, without_direct)
         self.variants[name] = entry
 
-    def _over_repeat(self) -> None:
-        """Ratios against the VM that knows whether and when the pair was computed, and nothing else of the FM."""
-        ratios = Ratios(self.users, self.losses["control_repeat"], self.losses["fm"])
-        for name, losses in self.losses.items():
-            if ratios.mean_something and name.startswith(("as_served", "state_", "control_counters")):
-                self.variants[name]["over_repeat"] = ratios.of(losses)
+    def _over_controls(self) -> dict[str, dict[str, Any]]:
+        """Ratios against the VM that knows whether and when the pair was computed and nothing else of the FM, and
+        against the VM with hand counters; -> what the FM gains over each."""
+        gains = {}
+        for control in ("repeat", "counters"):
+            ratios = Ratios(self.users, self.losses[f"control_{control}"], self.losses["fm"])
+            gains[control] = {"gain": round(ratios.gain, 5), "interval": [round(x, 5) for x in ratios.gain_interval]}
+            for name, losses in self.losses.items():
+                if ratios.mean_something and name.startswith(("as_served", "state_", "control_counters")):
+                    self.variants[name][f"over_{control}"] = ratios.of(losses)
+        return gains
