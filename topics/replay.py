@@ -20,7 +20,7 @@ from topics.events import MAX_TS
 from topics.kafka import KafkaSettings, group_name, passing
 from topics.pacing import Pacer
 from topics.readers import EventLog
-from topics.replay_records import TOPICS, Record, blocks, first_time
+from topics.replay_records import TOPICS, Ahead, Record, blocks, first_time
 from topics.replay_session import Hung, Saved, Session
 
 log = logging.getLogger(__name__)
@@ -164,7 +164,8 @@ class Replay:
         self.state.shift_ms = self._saved.shift_ms
 
     def _send(self) -> None:
-        for block in blocks(self.source, self.topics, self._saved.position, self._saved.shift_ms):
+        self._blocks = Ahead(blocks(self.source, self.topics, self._saved.position, self._saved.shift_ms))
+        for block in self._blocks:
             if self._stop.is_set():
                 break
             if self._pacer is None:
@@ -265,7 +266,7 @@ class Replay:
         )
         while True:
             try:
-                self._session.commit(saved)
+                self._session.commit(saved, self._blocks.more)
                 break
             except (KafkaException, Hung) as e:
                 if self._again(e, saved):

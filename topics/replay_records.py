@@ -10,6 +10,7 @@ letters. `solaris log check` checks everything.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterator
 from typing import Annotated
 
@@ -41,6 +42,7 @@ TOPIC_OF: dict[type, str] = {
 }
 TOPICS = tuple(TOPIC_OF.values())
 BLOCK_RECORDS = 500
+AHEAD_BLOCKS = 16
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -79,6 +81,36 @@ def blocks(log: EventLog, topics: Collection[str], after: int = 0, shift_ms: int
                 yield block
                 block, size = [], 0
     yield block
+
+
+class Ahead:
+    """An iterator over blocks that can read a few of them before they are asked for: `more`, while there is nothing
+    better to do."""
+
+    def __init__(self, source: Iterator[list[Record]]) -> None:
+        self._source = source
+        self._ready: deque[list[Record]] = deque()
+        self._end: BaseException | None = None
+
+    def more(self) -> bool:
+        """Reads one block. False: there is no more to read now. An error of the log is kept for its place."""
+        if self._end is not None or len(self._ready) >= AHEAD_BLOCKS:
+            return False
+        try:
+            self._ready.append(next(self._source))
+        except BaseException as e:
+            self._end = e
+        return True
+
+    def __iter__(self) -> Ahead:
+        return self
+
+    def __next__(self) -> list[Record]:
+        if self._ready:
+            return self._ready.popleft()
+        if self._end is not None:
+            raise self._end
+        return next(self._source)
 
 
 def first_time(log: EventLog) -> int | None:

@@ -97,8 +97,9 @@ class Session:
             except BufferError:
                 self.producer.poll(0.05)
 
-    def commit(self, saved: Saved) -> None:
-        """The records and `saved`, in one transaction."""
+    def commit(self, saved: Saved, meanwhile: Callable[[], bool]) -> None:
+        """The records and `saved`, in one transaction. While the broker is at it, `meanwhile` does a piece of other
+        work, again and again until it says that there is none (False). It must not raise."""
         producer = self.producer
         metadata = msgspec.json.encode(saved).decode()
         marker = TopicPartition(self._marker_topic, 0, saved.position, metadata=metadata)
@@ -106,9 +107,12 @@ class Session:
         def offsets() -> None:
             producer.send_offsets_to_transaction([marker], self._group, CALL_S)
 
-        self._drain()
-        self._retry("offsets", lambda: self._bounded("offsets", offsets, CALL_S))
-        self._retry("commit", lambda: self._bounded("commit", lambda: producer.commit_transaction(CALL_S), CALL_S))
+        def commit() -> None:
+            producer.commit_transaction(CALL_S)
+
+        self._drain(meanwhile)
+        self._retry("offsets", lambda: self._bounded("offsets", offsets, CALL_S, meanwhile))
+        self._retry("commit", lambda: self._bounded("commit", commit, CALL_S, meanwhile))
 
     def abort(self, timeout_s: float = 30.0) -> None:
         abort = self.producer.abort_transaction
@@ -132,12 +136,12 @@ class Session:
     def close(self) -> None:
         self._reader.close()
 
-    def _drain(self) -> None:
+    def _drain(self, meanwhile: Callable[[], bool]) -> None:
         """Until every record of the transaction has an answer. Polled here rather than inside the commit, which does
         not come back while the broker is away."""
         began = time.monotonic()
         while len(self.producer):
-            self.producer.poll(0.1)
+            self.producer.poll(0 if meanwhile() else 0.1)
             if self._given_up(began, PATIENCE_S):
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer to the records sent"))
 
@@ -156,7 +160,13 @@ class Session:
                 log.warning("replay: %s: %s; trying again", what, error.str())
                 time.sleep(0.1)
 
-    def _bounded(self, what: str, call: Callable[[], Any], timeout_s: float) -> Any:
+    def _bounded(
+        self,
+        what: str,
+        call: Callable[[], Any],
+        timeout_s: float,
+        meanwhile: Callable[[], bool] = lambda: False,
+    ) -> None:
         """`call`, whose own timeout is `timeout_s`, in a thread that can be left behind."""
         failed: list[BaseException] = []
 
@@ -168,6 +178,8 @@ class Session:
 
         thread = threading.Thread(target=run, name=f"replay-{what}", daemon=True)
         thread.start()
+        while thread.is_alive() and meanwhile():
+            pass
         thread.join(timeout_s + HUNG_S)
         if thread.is_alive():
             self.hung = True

@@ -12,7 +12,7 @@ from topics.errors import ContractError
 from topics.events import Candidates, Event, Feedback, Impression, Item, encode
 from topics.pacing import MAX_GAP_MS, Pacer
 from topics.readers import BadLines, EventLog
-from topics.replay_records import TOPICS, first_time, records
+from topics.replay_records import AHEAD_BLOCKS, TOPICS, Ahead, Record, blocks, first_time, records
 
 T0 = 1_700_000_000_000
 EVENTS: list[Event] = [
@@ -76,6 +76,32 @@ def test_positions_do_not_depend_on_where_one_begins(tmp_path: Path) -> None:
     whole = list(records(derived, TOPICS))
     for after in range(len(whole)):
         assert list(records(derived, TOPICS, after)) == whole[after:]
+
+
+def test_reading_ahead_changes_neither_order_nor_the_place_of_an_error(tmp_path: Path) -> None:
+    log = write(tmp_path / "log.jsonl", [encode(e) for e in EVENTS])
+    ahead = Ahead(blocks(log, TOPICS))
+    while ahead.more():
+        pass
+    assert [r for block in ahead for r in block] == list(records(log, TOPICS))
+
+    def many():  # type: ignore[no-untyped-def]
+        for i in range(2 * AHEAD_BLOCKS):
+            yield [Record(i, "items", "k", b"", 0, 0)]
+        raise ContractError("bad line")
+
+    ahead = Ahead(many())
+    got: list[int] = []
+
+    def take() -> None:
+        for block in ahead:
+            got.extend(r.position for r in block)
+            while len(got) % 3 == 0 and ahead.more():
+                pass
+
+    with pytest.raises(ContractError):
+        take()
+    assert got == list(range(2 * AHEAD_BLOCKS))
 
 
 def test_moving_times_moves_histories_and_leaves_what_is_unknown(tmp_path: Path) -> None:
