@@ -7,21 +7,47 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+COLUMNS = (
+    ("transfer_ratio", "over the VM"),
+    ("over_repeat", "over repeat flag and age"),
+    ("over_counters", "over hand counters"),
+    ("recovery_without_direct", "without a direct hit"),
+)
+"""transfer ratios of a variant: against the VM, against the two controls, and on the pairs without a direct hit"""
+
 
 def table(result: dict[str, Any]) -> str:
-    """One line a variant: log loss, and the transfer ratio of each seed with its interval where one is given."""
-    gains = ", ".join(f"{r['fm_gain']:.2%} [{_range(r['fm_gain_interval'])}]" for r in result["runs"])
-    lines = [f"FM {result['fm']} over VM {result['vm']}: gain {gains}"]
+    """A line a variant: mean log loss and ratios over the seeds (lowest and highest in brackets), and FM calls."""
+    runs = result["runs"]
+    lines = [f"FM {result['fm']}, VM {result['vm']}, seeds {', '.join(str(r['seed']) for r in runs)}"]
+    for r in runs:
+        gain = f"{r['fm_gain']:.2%} [{_range(r['fm_gain_interval'])}]"
+        over = "".join(f", {k} {g['gain']:.2%} [{_range(g['interval'])}]" for k, g in r["fm_gain_over"].items())
+        lines.append(
+            f"seed {r['seed']}: {r['test_pairs']:,} pairs, CTR {r['ctr']:.2%}; FM gains over VM {gain}{over}; coverage "
+            + ", ".join(f"{k} {v:.1%}" for k, v in r["coverage"].items())
+        )
+    lines.append("")
+    lines.append(f"{'':<40} {'log loss':>8}" + "".join(f"  {title:>26}" for _, title in COLUMNS) + "  FM calls")
     for name, mean in result["mean"].items():
-        ratios = [r["variants"][name].get("transfer_ratio") for r in result["runs"]]
-        shown = "  ".join(f"{x['ratio']:.0%} [{_range(x['interval'])}]" for x in ratios if x)
-        lines.append(f"  {name:<36} {mean['log_loss']:.5f}  {shown}")
-    first = result["runs"][0]
-    lines.append("coverage " + ", ".join(f"{k} {v:.1%}" for k, v in first["coverage"].items()))
-    lines.append(
-        f"FM calls an impression: {first['fm_pairs_per_impression']} pairs, {first['fm_states_per_impression']} states"
-    )
+        each = [r["variants"][name] for r in runs]
+        cells = "".join(f"  {_cell([e.get(key) for e in each]):>26}" for key, _ in COLUMNS)
+        calls = each[0].get("fm_calls_per_impression")
+        cost = f"  {calls['pairs']:g} pairs, {calls['states']:g} states" if calls else ""
+        lines.append(f"{name:<40} {mean['log_loss']:>8.5f}{cells}{cost}".rstrip())
+    lines.append("")
+    lines.append("A ratio is left out where the FM gains under 1 % or the interval of its gain spans zero.")
     return "\n".join(lines)
+
+
+def _cell(ratios: list[dict[str, Any] | None]) -> str:
+    """Mean ratio; with one seed its interval over users, with more the lowest and the highest seed."""
+    known = [x for x in ratios if x is not None]
+    if not known or len(known) < len(ratios):
+        return ""
+    values = [x["ratio"] for x in known]
+    bounds = known[0]["interval"] if len(known) == 1 else [min(values), max(values)]
+    return f"{sum(values) / len(values):.0%} [{bounds[0]:.0%}, {bounds[1]:.0%}]"
 
 
 def write(result: dict[str, Any], out: Path) -> None:
@@ -41,6 +67,7 @@ def write(result: dict[str, Any], out: Path) -> None:
     _plot(out / "coverage.svg", "coverage of fresh embeddings", *curve("coverage_"), mean)
     _plot(out / "staleness.svg", "age of the pair embedding", *curve("stale_"), mean)
     _plot(out / "delay.svg", "event to servable vector, all slots", *curve("as_served_delay_"), mean)
+    _plot(out / "delay-state.svg", "event to servable vector, state slot", *curve("state_delay_"), mean)
     _plot(
         out / "fallbacks.svg", "slots as served", [n.removeprefix("as_served") or "all" for n in steps],
         [mean[n]["log_loss"] for n in steps], mean,
