@@ -283,6 +283,19 @@ class ItemSide(nn.Module):
         return self.fm.vector(item_code, item_features)
 
 
+class ItemSideWithTopics(ItemSide):
+    """`fm_item` that also says the topic of each item, from a table by hashed id (`models.topics`)."""
+
+    topics: Tensor
+
+    def __init__(self, fm: StateFm, topics: Tensor) -> None:
+        super().__init__(fm)
+        self.register_buffer("topics", topics)
+
+    def forward(self, item_bucket: Tensor, item_code: Tensor, item_features: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return self.fm.vector(item_code, item_features), self.topics.index_select(0, item_bucket)
+
+
 class Vm(nn.Module):
     """Base VM: hashed ids, request features, counts; (logit, user profile). The first layer is split between request
     and pair, so that what belongs to the request is computed once."""

@@ -29,16 +29,19 @@ from models.dataset import Dataset
 from models.export import FM_ITEM, FM_PAIR, FM_USER, VM, VM_PLUS, export, tensors
 from models.features import pairs_of, requests, take
 from models.inputs import EXTRA, slot_columns, slot_spans, slot_width
-from models.nets import FmSize, ItemSide, PairFm, StateFm, Vm, VmPlus, VmSize
+from models.nets import FmSize, ItemSide, ItemSideWithTopics, PairFm, StateFm, Vm, VmPlus, VmSize
 from models.presets import fm_size, vm_size
 from models.resume import Stages
 from models.runtime import OnnxRuntime
 from models.served import ServedStore, fresh_slots
 from models.similar import Form
+from models.topics import BUCKETS, topic_table
 from topics.errors import SettingsError
 
 log = logging.getLogger(__name__)
 Mask = npt.NDArray[np.bool_]
+GraphToExport = tuple[str, nn.Module, Sequence[str], dict[str, int], Sequence[str]]
+"""(name, module, sources, buckets, outputs)"""
 Report = Callable[[str, int, int], None]
 """(phase, done, of)"""
 
@@ -115,10 +118,17 @@ class Trainer:
         self.parts = Parts.of(data.impressions.requests, settings)
         self.fm_size: FmSize = fm_size(settings.preset)
         self.vm_size: VmSize = vm_size(settings.vm)
-        self.slots = SLOTS if self.topic_column >= 0 else tuple(s for s in SLOTS if s != "topic")
+        self.topics = self._topic_table() if self.topic_column < 0 else None
+        has_topics = self.topic_column >= 0 or self.topics is not None
+        self.slots = SLOTS if has_topics else tuple(s for s in SLOTS if s != "topic")
         self.report = report or (lambda phase, done, of: None)
+        warnings.filterwarnings("ignore", "Initializing zero-element")  # of layers for a log without item features
         torch.set_num_threads(settings.threads or max(1, (os.cpu_count() or 1) // 2))
         self._seed(0)
+
+    def _topic_table(self) -> I64 | None:
+        """Clusters of items for a log without a category to be the topic; from the FM part, as all of the FM."""
+        return topic_table(requests(self.data.impressions, 0, self.parts.fm.stop), self.labels(self.parts.fm))
 
     # -- the foundation model ------------------------------------------------------------------------------------
 
@@ -147,9 +157,7 @@ class Trainer:
 
     def _train_state(self, validate: list[tuple[PairBatch, Tensor, I64]]) -> StateFm:
         self._seed(2)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Initializing zero-element")  # a log without item features
-            state = StateFm(self.spec, self.fm_size).to(self.settings.device)
+        state = StateFm(self.spec, self.fm_size).to(self.settings.device)
         if self._finished("fm_state", state):
             return state.cpu()
         self._fit_columns([state.columns], [], self.parts.fm)
@@ -301,10 +309,10 @@ class Trainer:
     ) -> tuple[dict[str, bytes], dict[str, dict[str, Input]]]:
         """Exported graphs and their inputs."""
         width = slot_width(self.slots, self.dims.embedding, self.dims.dots)
-        todo: list[tuple[str, nn.Module, Sequence[str], dict[str, int], Sequence[str]]] = [
+        todo: list[GraphToExport] = [
             ("fm_pair", pair, FM_PAIR, self.fm_buckets, ("embedding",)),
             ("fm_user", state, FM_USER, {}, ("state",)),
-            ("fm_item", ItemSide(state), FM_ITEM, {}, ("vector",)),
+            self._item_graph(state),
             ("vm", vm, VM, self.vm_buckets, ("logit", "profile")),
         ]
         if plus is not None:
@@ -313,6 +321,12 @@ class Trainer:
         for name, module, sources, buckets, outputs in todo:
             data[name], inputs[name] = export(module, self.spec, self.topic_column, sources, buckets, outputs, width)
         return data, inputs
+
+    def _item_graph(self, state: StateFm) -> GraphToExport:
+        if self.topics is None:
+            return "fm_item", ItemSide(state), FM_ITEM, {}, ("vector",)
+        module = ItemSideWithTopics(state, torch.from_numpy(self.topics))
+        return "fm_item", module, ("item_bucket", *FM_ITEM), {"item_bucket": BUCKETS}, ("vector", "topic")
 
     @property
     def age_columns(self) -> list[int]:
