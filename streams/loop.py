@@ -498,6 +498,8 @@ class Loop:
         4. apply to the local store what was produced to its changelog, with the offsets it got.
 
         With ``at_least_once`` 3 is: produce, wait for the acknowledgements, commit the offsets.
+
+        A step whose core has a batch size of its own (`Step.parts`) does 2 to 4 part by part.
         """
         if not polled:
             return
@@ -505,10 +507,17 @@ class Loop:
         try:
             records = [r for m in polled for r in m.records if self._stands(r.partition, m.generations)]
             self.counters["dropped_generation"] += taken - len(records)
-            if records:
-                result = self.step.run(records)
-                failpoints.hit("after_core")
-                self._commit(records, result)
+            held = {r.partition: self._owned[r.partition] for r in records if r.partition in self._owned}
+            for part in self.step.parts(records) if records else ():
+                if self._stop.is_set() and not self._leaving:
+                    return  # what is left was not committed: its next owner does it
+                standing = [r for r in part if self._stands(r.partition, held)]
+                self.counters["dropped_generation"] += len(part) - len(standing)
+                if standing:
+                    self.heartbeat = time.monotonic()
+                    result = self.step.run(standing)
+                    failpoints.hit("after_core")
+                    self._commit(standing, result)
         finally:
             with self._lock:
                 self._waiting -= taken

@@ -29,11 +29,11 @@ from streams.step import Dead, Output, Record, StepResult
 from streams.verifier import Verifier
 from topics.errors import InvalidEvent
 from topics.events import Impression, Rejected, decode_candidates, decode_impression, decode_item, encode
-from topics.packed import encode_embedding, encode_precompute
+from topics.packed import encode_embedding, encode_precompute, request_pairs
 
 log = logging.getLogger(__name__)
 
-# Of a packed request: item hash and score.
+# Of a packed request: item hash and score; its item features come on top.
 _BYTES_PER_PAIR = 12
 _SECOND_WAIT_S = 0.5
 
@@ -164,6 +164,9 @@ class BaseStep:
 
     def enough(self, records: int, value_bytes: int) -> bool:
         return True
+
+    def parts(self, records: Sequence[Record]) -> Sequence[Sequence[Record]]:
+        return (records,)
 
     def open(self, partition: int, metadata: str | None, log: tuple[int, int] | None) -> int | None:
         return None
@@ -316,7 +319,21 @@ class PairLane(BaseStep):
         self.core.runtime = runtime
 
     def enough(self, records: int, value_bytes: int) -> bool:
-        return value_bytes >= _BYTES_PER_PAIR * self.settings.embedder.batch_pairs
+        per_pair = _BYTES_PER_PAIR + 4 * len(self.encoder.spec.item)
+        return value_bytes >= per_pair * self.settings.embedder.batch_pairs
+
+    def parts(self, records: Sequence[Record]) -> Sequence[Sequence[Record]]:
+        """One FM call each: what is embedded first is servable first, however long the backlog behind it is."""
+        parts: list[list[Record]] = []
+        room = 0
+        for r in records:
+            pairs = request_pairs(r.value)
+            if not parts or pairs > room:
+                parts.append([])
+                room = self.settings.embedder.batch_pairs
+            parts[-1].append(r)
+            room -= pairs
+        return parts
 
     def open(self, partition: int, metadata: str | None, log: tuple[int, int] | None) -> int | None:
         return self.stores.open(partition, log)

@@ -63,6 +63,10 @@ class Step(Protocol):
         """Whether a batch of this size is worth running now."""
         ...
 
+    def parts(self, records: Sequence[Record]) -> Sequence[Sequence[Record]]:
+        """The records in order, cut where the core would rather run, commit and hand on than wait for all of them."""
+        ...
+
     def open(self, partition: int, metadata: str | None, log: tuple[int, int] | None) -> int | None:
         """A partition was assigned; `metadata` came with its committed offset, `log` is (first, end) offset of its
         changelog. Returns the changelog offset to follow from (None: its beginning) when the step has a changelog."""

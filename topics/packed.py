@@ -204,6 +204,13 @@ def decode_precompute(data: Bytes | None) -> PrecomputeRequest:
     )  # fmt: skip
 
 
+def request_pairs(data: Bytes | None) -> int:
+    """The number of pairs a precompute request says it has, from its header; 0 for what is none."""
+    if data is None or len(data) < _P.size or bytes(data[:4]) != MAGIC + bytes([KIND_PRECOMPUTE]):
+        return 0
+    return int(_P.unpack_from(data, 0)[8])
+
+
 def encode_embedding(e: EmbeddingChunk) -> bytes:
     """Raises ValueError when columns do not line up, are not sorted, or have the wrong dtype."""
     n = len(e.items)
