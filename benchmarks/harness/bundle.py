@@ -7,6 +7,7 @@ what counts, and that every peer gives the same answers.
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.harness.onnxwrite import Graph
@@ -45,7 +46,7 @@ def fm_widths(hidden: int) -> tuple[int, ...]:
 
 def flops(widths: tuple[int, ...]) -> int:
     """Multiply-adds times two of one row."""
-    return 2 * sum(a * b for a, b in zip(widths, widths[1:], strict=False))
+    return 2 * sum(a * b for a, b in pairwise(widths))
 
 
 SIZES = {"light": 64, "heavy": 1760, "huge": 9100}

@@ -109,7 +109,8 @@ FOOT = """
   this run; `state_in_burst` with two seconds' worth of extra events thrown in at once. All three roles and the broker
   share the cores.
 - `growth`: ranker CPU per impression, more live pairs or more partitions over 1e5 pairs in one partition.
-- `start`: process start -> ready; the restore is what 1M pairs add to that.
+- `start`: process start -> ready on empty topics; for the restore, health page up -> ready, which has joining the
+  group and the catalogue in it.
 
 ## Peers
 - **Faust** (`benchmarks/peers/faust_verifier.py`): our verifier core in an agent. *unpacked*: one event at a time;
