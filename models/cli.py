@@ -23,6 +23,9 @@ def train(
     seed: Annotated[int, typer.Option(help="Same seed, data, machine and versions: same bundle")] = 0,
     epochs: Annotated[int, typer.Option(help="Epochs of the FM at most; it stops when a later slice gets worse")] = 4,
     soft_labels: Annotated[float, typer.Option(help="Weight of the FM's soft labels in the VM's loss, 0 to 1")] = 0.0,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="int8 matrix products in the FM, for CPUs; shows the error")
+    ] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     threads: Annotated[int, typer.Option(help="Threads; 0: half of the cores")] = 0,
     name: Annotated[str, typer.Option(help="Name of the models in outputs")] = "solaris",
@@ -39,8 +42,8 @@ def train(
     from models.train import train as run
 
     settings = TrainSettings(
-        preset=preset, vm=vm, seed=seed, epochs=epochs, soft_weight=soft_labels, device=device, threads=threads,
-        name=name, version=version,
+        preset=preset, vm=vm, seed=seed, epochs=epochs, soft_weight=soft_labels, int8=int8, device=device,
+        threads=threads, name=name, version=version,
     )  # fmt: skip
     with _Bars(quiet=as_json) as bars:
         bars("reading the log", 0, 1)
@@ -55,6 +58,8 @@ def train(
         m = measured[model]
         ratio = f"  transfer {m['transfer_ratio']:.0%}" if "transfer_ratio" in m else ""
         typer.echo(f"  {model:<10} log loss {m['log_loss']:.5f}  AUC {m['auc']:.4f}{ratio}")
+    if int8:
+        typer.echo("  int8: " + ", ".join(f"{k} {v:g}" for k, v in bundle.manifest.training["int8"].items()))
 
 
 def evaluate(

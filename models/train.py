@@ -13,6 +13,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from models.features import pairs_of, requests, take
 from models.inputs import EXTRA, slot_columns, slot_spans, slot_width
 from models.nets import FmSize, ItemSide, ItemSideWithTopics, PairFm, StateFm, Vm, VmPlus, VmSize
 from models.presets import fm_size, vm_size
+from models.quantise import compare, int8
 from models.resume import Stages
 from models.runtime import OnnxRuntime
 from models.served import ServedStore, fresh_slots
@@ -46,6 +48,8 @@ Report = Callable[[str, int, int], None]
 """(phase, done, of)"""
 
 BATCH_PAIRS = 1024
+INT8_PIECES = 4
+"""pieces of 512 requests to calibrate on, and to measure the error on"""
 SLOTS = ("direct", "topic", "state", "aggregate", "similar")
 MIN_DELAY_MS, MAX_DELAY_MS = 50.0, 300_000.0
 
@@ -69,6 +73,8 @@ class TrainSettings:
     """of the requests from which the VM with slots learns what similar users are worth: shown to it as those of a user
     whom the store does not know. The log itself has too few of them to learn from"""
     learning_rate: float = 3e-3
+    int8: bool = False
+    """the bundle's fm_pair with int8 matrix products, for CPUs"""
     threads: int = 0
     """of torch and ONNX Runtime; 0: half of the cores (more only helps on a machine that is otherwise idle)"""
     name: str = "solaris"
@@ -322,6 +328,16 @@ class Trainer:
             data[name], inputs[name] = export(module, self.spec, self.topic_column, sources, buckets, outputs, width)
         return data, inputs
 
+    def quantise(self, graphs: dict[str, bytes], inputs: dict[str, dict[str, Input]]) -> dict[str, float]:
+        """Replaces `fm_pair` by its int8 form, calibrated on the VM part; -> what that does on the test part."""
+        given = inputs["fm_pair"], self.spec, self.topic_column
+        samples = list(islice(self._pieces(self.parts.vm), INT8_PIECES))
+        batches = list(islice(self._pieces(self.parts.test), INT8_PIECES))
+        label = self.labels(self.parts.test)[: sum(b.pairs for b in batches)]
+        before = graphs["fm_pair"]
+        graphs["fm_pair"] = int8(before, *given, samples)
+        return compare(before, graphs["fm_pair"], *given, batches, label)
+
     def _item_graph(self, state: StateFm) -> GraphToExport:
         if self.topics is None:
             return "fm_item", ItemSide(state), FM_ITEM, {}, ("vector",)
@@ -466,6 +482,7 @@ def train(
         plus = t.train_plus(t.parts.vm, t.vm_logits(runtime, t.parts.vm), columns)
         del columns
         graphs, inputs = t.graphs(pair, state, vm, plus)
+        quantised = t.quantise(graphs, inputs) if settings.int8 else {}
         full = t.runtime(graphs, inputs)
         measured = measure(t, full, store)
     finally:
@@ -476,6 +493,7 @@ def train(
         "settings": asdict(settings),
         "impressions": {name: len(getattr(t.parts, name)) for name in ("fm", "validation", "vm", "test")},
         "test": measured,
+        **({"int8": quantised} if quantised else {}),
     }
     bundle = write_bundle(out, t.manifest(graphs, inputs, training), graphs)
     stages.done()
