@@ -8,14 +8,27 @@ directory, so that the other processes of the same container still start fast.
 from __future__ import annotations
 
 import os
+import platform
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import llvmlite.binding  # type: ignore[import-untyped]
 import numba
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _has_half() -> bool:
+    if numba.config.CPU_NAME or numba.config.CPU_FEATURES:
+        return False  # code for another processor than this one
+    machine = platform.machine().lower()
+    return machine in ("arm64", "aarch64") or bool(llvmlite.binding.get_host_cpu_features().get("f16c"))
+
+
+HAS_HALF = _has_half()
+"""whether kernels may convert float16 by the processor's instruction"""
 
 
 def kernel(f: F) -> F:

@@ -32,7 +32,7 @@ import numpy as np
 from llvmlite import ir
 from numba.extending import intrinsic
 
-from state.jit import kernel
+from state.jit import HAS_HALF, kernel
 
 EMPTY = -1
 ABSENT = -2
@@ -54,6 +54,8 @@ _HALF_SCALE = np.float32(2.0**112)
 _U32 = np.uint64(32)
 _U48 = np.uint64(48)
 _M32 = np.uint64(0xFFFFFFFF)
+_1 = np.uint64(1)
+_8 = np.uint64(8)
 _M16 = np.uint64(0xFFFF)
 
 
@@ -67,13 +69,32 @@ def _float_of_bits(typing_context: Any, bits: Any) -> Any:
     return numba.float32(numba.uint32), codegen
 
 
+@intrinsic
+def _widened(typing_context: Any, bits: Any) -> Any:
+    """float32 of the float16 with the bit pattern of a uint16, by the processor's own instruction."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+
+    return numba.float32(numba.uint16), codegen
+
+
 @kernel
-def half(h):
+def half_by_bits(h):
     """float32 of the bits of a finite float16, exactly: its exponent and mantissa moved into place, then rescaled
     (which also normalises subnormals). Plain arithmetic, so loops over it vectorise on every machine."""
     w = np.uint32(h)
     bits = ((w & np.uint32(0x7FFF)) << np.uint32(13)) | ((w & np.uint32(0x8000)) << np.uint32(16))
     return _float_of_bits(np.uint32(bits)) * _HALF_SCALE
+
+
+@kernel
+def half_by_instruction(h):
+    """The same where the processor has it; elsewhere this would call a library function for each number."""
+    return _widened(np.uint16(h))
+
+
+half = half_by_instruction if HAS_HALF else half_by_bits
 
 
 @kernel
@@ -355,47 +376,60 @@ def trim(buf, keys, heads, ring):
             c = then
 
 
-# Loops that run over whole slices vectorise; with computed indexes, each of which may be negative, they do not.
+# Indexes are unsigned where they are computed: a signed one may be negative, which numba checks for at every access,
+# and such loops do not vectorise. Slices would do too, but each costs two atomic counts of references.
 
 
 @kernel
-def _decode(halves, out):
-    for k in range(len(halves)):
-        out[k] = half(halves[k])
+def _decode(halves, at, out, to, count):
+    """float16 bits halves[at:] to out[to:]."""
+    for k in range(count):
+        out[to + k] = half(halves[at + k])
 
 
 @kernel
-def _copy(what, out):
-    for k in range(len(what)):
-        out[k] = what[k]
+def _decode_bytes(u8, at, out, to, count):
+    """The same from byte `at`, which int8 columns of an odd number of bytes leave unaligned."""
+    for k in range(count):
+        y = at + k + k
+        out[to + k] = half(np.uint16(u8[y]) | (np.uint16(u8[y + _1]) << np.uint16(8)))
 
 
 @kernel
-def _zero(out):
-    for k in range(len(out)):
-        out[k] = 0.0
+def _scale(numbers, at, scale, out, to, count):
+    for k in range(count):
+        out[to + k] = np.float32(numbers[at + k]) * scale
 
 
 @kernel
-def _scale(numbers, scale, out):
-    for k in range(len(numbers)):
-        out[k] = np.float32(numbers[k]) * scale
+def _copy(what, at, out, to, count):
+    for k in range(count):
+        out[to + k] = what[at + k]
 
 
 @kernel
-def _add(to, what):
-    for k in range(len(what)):
-        to[k] += what[k]
+def _zero(out, to, count):
+    for k in range(count):
+        out[to + k] = np.float32(0)
 
 
 @kernel
-def _halves(u8, u16, at, out):
-    """float16 numbers at byte `at`, which int8 columns of an odd number of bytes leave unaligned."""
-    if at & 1:
-        for k in range(len(out)):
-            out[k] = half(np.uint16(u8[at + 2 * k]) | (np.uint16(u8[at + 2 * k + 1]) << np.uint16(8)))
-    else:
-        _decode(u16[at >> 1 : (at >> 1) + len(out)], out)
+def _add_blocks(what, at, sums, to, blocks):
+    """Adds in blocks of 8 numbers, one instruction each; what lies behind the row's end goes to the sums' padding."""
+    for _ in range(blocks):
+        for k in range(_8):
+            sums[to + k] += what[at + k]
+        at += _8
+        to += _8
+
+
+@kernel
+def _find(keys, stamps, stamp, key, mask):
+    """Place of `key` in a table that holds what is stamped so, or the free place where it belongs."""
+    q = ((np.uint64(key) * _GOLDEN) >> _U32) & mask
+    while stamps[q] == stamp and keys[q] != key:
+        q = (q + _1) & mask
+    return q
 
 
 @kernel
@@ -434,45 +468,54 @@ def lookup(
     f32 = buf.view(np.float32)
     i8 = buf.view(np.int8)
     u8 = buf.view(np.uint8)
-    flat_vectors = vectors.reshape(vectors.size)
-    flat_topic_mean = topic_mean.reshape(topic_mean.size)
+    vectors_flat = vectors.reshape(vectors.size)
+    topic_flat = topic_mean.reshape(topic_mean.size)
+    aggregate_flat = aggregate.reshape(aggregate.size)
+    state_flat = state.reshape(state.size)
+    profile_flat = profile.reshape(profile.size)
+    width = np.uint64(dim)
+    blocks = (width + np.uint64(7)) >> np.uint64(3)
+    row_size = blocks << np.uint64(3)
     horizon = max(ttl, window)
 
     ptrs = np.empty(64, np.int64)
     # The user's pairs, newest chunk first: a table of (item, request it was filled for, chunk's place, index in it).
     t_item = np.empty(256, np.uint64)
     t_stamp = np.full(256, -1, np.int32)
-    t_chunk = np.empty(256, np.int32)
-    t_index = np.empty(256, np.int32)
+    t_chunk = np.empty(256, np.uint64)
+    t_index = np.empty(256, np.uint64)
     # The topics asked for: a table of (topic, request, row) and sums by row. Row 0 takes all other topics, so that
     # every pair is added once and the plain aggregate is the sum of the rows.
     a_topic = np.empty(128, np.uint32)
     a_stamp = np.full(128, -1, np.int32)
-    a_row = np.empty(128, np.int32)
-    sums = np.empty(65 * dim, np.float32)
+    a_row = np.empty(128, np.uint64)
+    sums = np.empty(np.uint64(65) * row_size, np.float32)
     counts = np.empty(65, np.int32)
     newest = np.empty(65, np.int64)
-    ad_row = np.empty(64, np.int32)
-    values = np.empty(64 * dim, np.float32)
+    ad_row = np.empty(64, np.uint64)
+    values = np.zeros(64 * dim + 8, np.float32)
+    means = np.empty(row_size, np.float32)
 
-    for b in range(first, last):
-        lo = splits[b]
-        hi = splits[b + 1]
-        if lo < 0 or hi < lo or hi > len(items):
+    for b in range(np.uint64(first), np.uint64(last)):
+        if splits[b] < 0 or splits[b + _1] < splits[b] or splits[b + _1] > len(items):
             raise ValueError("splits do not ascend within the items")
-        _zero(flat_vectors[lo * dim : hi * dim])
-        _zero(flat_topic_mean[lo * dim : hi * dim])
-        ts_out[lo:hi] = -1
-        topic_ts[lo:hi] = -1
-        topic_count[lo:hi] = 0
-        pair_fingerprint[lo:hi] = 0
-        _zero(aggregate[b])
+        lo = np.uint64(splits[b])
+        hi = np.uint64(splits[b + _1])
+        stamp = np.int32(b)
+        _zero(vectors_flat, lo * width, (hi - lo) * width)
+        _zero(topic_flat, lo * width, (hi - lo) * width)
+        for y in range(lo, hi):
+            ts_out[y] = -1
+            topic_ts[y] = -1
+            topic_count[y] = 0
+            pair_fingerprint[y] = 0
+        _zero(aggregate_flat, b * width, width)
         aggregate_count[b] = 0
         aggregate_ts[b] = -1
-        _zero(state[b])
+        _zero(state_flat, b * np.uint64(state_dim), np.uint64(state_dim))
         state_ts[b] = -1
         fingerprint[b] = 0
-        _zero(profile[b])
+        _zero(profile_flat, b * np.uint64(profile_dim), np.uint64(profile_dim))
 
         t = now[b]
         alive_at = max(t, floor)
@@ -506,15 +549,15 @@ def lookup(
             if alive_at - ttl >= ts or not (need_state or need_profile):
                 break
             n, d, s, p = _lengths(buf, v)
-            at = 8 * v + 56 + 12 * n + ((4 + dim) * n if _is_int8(buf, v) else 2 * n * dim)
+            at = np.uint64(8 * v + 56 + 12 * n + ((4 + dim) * n if _is_int8(buf, v) else 2 * n * dim))
             if need_state and s > 0:
                 need_state = False
                 state_ts[b] = ts
                 fingerprint[b] = buf[v + 4]
-                _halves(u8, u16, at, state[b])
+                _decode_bytes(u8, at, state_flat, b * np.uint64(s), np.uint64(s))
             if need_profile and p > 0:
                 need_profile = False
-                _halves(u8, u16, at + 2 * s, profile[b])
+                _decode_bytes(u8, at + np.uint64(2 * s), profile_flat, b * np.uint64(p), np.uint64(p))
         if pairs == 0:
             continue
 
@@ -525,26 +568,25 @@ def lookup(
                 size *= 2
             a_topic = np.empty(size, np.uint32)
             a_stamp = np.full(size, -1, np.int32)
-            a_row = np.empty(size, np.int32)
-            sums = np.empty((size // 2 + 1) * dim, np.float32)
+            a_row = np.empty(size, np.uint64)
+            sums = np.empty(np.uint64(size // 2 + 1) * row_size, np.float32)
             counts = np.empty(size // 2 + 1, np.int32)
             newest = np.empty(size // 2 + 1, np.int64)
-            ad_row = np.empty(size // 2, np.int32)
+            ad_row = np.empty(size // 2, np.uint64)
         a_mask = np.uint64(len(a_topic) - 1)
-        rows = 1
+        rows = np.uint64(1)
         for j in range(n_ads):
             topic = topics[lo + j]
-            q = np.int64(((np.uint64(topic) * _GOLDEN) >> _U32) & a_mask)
-            while a_stamp[q] == b and a_topic[q] != topic:
-                q = np.int64(np.uint64(q + 1) & a_mask)
-            if a_stamp[q] != b:
-                a_stamp[q] = b
+            q = _find(a_topic, a_stamp, stamp, topic, a_mask)
+            if a_stamp[q] != stamp:
+                a_stamp[q] = stamp
                 a_topic[q] = topic
                 a_row[q] = rows
-                rows += 1
+                rows += _1
             ad_row[j] = a_row[q]
-        _zero(sums[: rows * dim])
-        counts[:rows] = 0
+        _zero(sums, np.uint64(0), rows * row_size)
+        for r in range(rows):
+            counts[r] = 0
 
         if 2 * pairs > len(t_item):
             size = 2 * len(t_item)
@@ -552,62 +594,57 @@ def lookup(
                 size *= 2
             t_item = np.empty(size, np.uint64)
             t_stamp = np.full(size, -1, np.int32)
-            t_chunk = np.empty(size, np.int32)
-            t_index = np.empty(size, np.int32)
+            t_chunk = np.empty(size, np.uint64)
+            t_index = np.empty(size, np.uint64)
         t_mask = np.uint64(len(t_item) - 1)
         total = 0
         for a in range(m):
-            v = ptrs[a]
-            ts = np.int64(buf[v + 2])
-            n = np.int64(buf[v + 5] & _M32)
+            v = np.uint64(ptrs[a])
+            ts = np.int64(buf[v + np.uint64(2)])
+            n = buf[v + np.uint64(5)] & _M32
             in_window = alive_at - window < ts
-            topics_at = 2 * (v + 7 + n)
+            items_at = v + np.uint64(7)
+            topics_at = (items_at + n) << _1
             if in_window:
-                if n * dim > len(values):
-                    values = np.empty(n * dim, np.float32)
+                if n * width + _8 > len(values):
+                    values = np.zeros(n * width + _8, np.float32)
                 if _is_int8(buf, v):
-                    at = 4 * (topics_at + 2 * n)
+                    at = (topics_at + n + n) << np.uint64(2)
                     for x in range(n):
-                        _scale(i8[at + x * dim : at + (x + 1) * dim], f32[topics_at + n + x], values[x * dim :])
+                        _scale(i8, at + x * width, f32[topics_at + n + x], values, x * width, width)
                 else:
-                    at = 2 * (topics_at + n)
-                    _decode(u16[at : at + n * dim], values)
+                    _decode(u16, (topics_at + n) << _1, values, np.uint64(0), n * width)
             for x in range(n):
-                item = buf[v + 7 + x]
-                q = np.int64(((item * _GOLDEN) >> _U32) & t_mask)
-                while t_stamp[q] == b and t_item[q] != item:
-                    q = np.int64(np.uint64(q + 1) & t_mask)
-                if t_stamp[q] == b:
+                item = buf[items_at + x]
+                q = _find(t_item, t_stamp, stamp, item, t_mask)
+                if t_stamp[q] == stamp:
                     continue
-                t_stamp[q] = b
+                t_stamp[q] = stamp
                 t_item[q] = item
-                t_chunk[q] = a
+                t_chunk[q] = v
                 t_index[q] = x
                 if not in_window:
                     continue
                 if total == 0:
                     aggregate_ts[b] = ts
                 total += 1
-                topic = u32[topics_at + x]
-                q = np.int64(((np.uint64(topic) * _GOLDEN) >> _U32) & a_mask)
-                while a_stamp[q] == b and a_topic[q] != topic:
-                    q = np.int64(np.uint64(q + 1) & a_mask)
-                row = a_row[q] if a_stamp[q] == b else np.int32(0)
+                q = _find(a_topic, a_stamp, stamp, u32[topics_at + x], a_mask)
+                row = a_row[q] if a_stamp[q] == stamp else np.uint64(0)
                 if counts[row] == 0:
                     newest[row] = ts
                 counts[row] += 1
-                to = np.int64(row) * dim
-                _add(sums[to : to + dim], values[x * dim : (x + 1) * dim])
+                _add_blocks(values, x * width, sums, row * row_size, blocks)
         if total > 0:
             aggregate_count[b] = total
+            _zero(means, np.uint64(0), row_size)
             for r in range(rows):
                 if counts[r] > 0:
-                    mean = sums[r * dim : (r + 1) * dim]
-                    _add(aggregate[b], mean)
-                    for k in range(dim):
-                        mean[k] /= np.float32(counts[r])
-            for k in range(dim):
-                aggregate[b, k] /= np.float32(total)
+                    _add_blocks(sums, r * row_size, means, np.uint64(0), blocks)
+                    count = np.float32(counts[r])
+                    for k in range(r * row_size, (r + _1) * row_size):
+                        sums[k] /= count
+            for k in range(width):
+                aggregate_flat[b * width + k] = means[k] / np.float32(total)
 
         for j in range(n_ads):
             y = lo + j
@@ -615,28 +652,25 @@ def lookup(
             if counts[row] > 0:
                 topic_count[y] = counts[row]
                 topic_ts[y] = newest[row]
-                _copy(sums[row * dim : row * dim + dim], topic_mean[y])
+                _copy(sums, row * row_size, topic_flat, y * width, width)
             item = items[y]
-            q = np.int64(((item * _GOLDEN) >> _U32) & t_mask)
-            while t_stamp[q] == b and t_item[q] != item:
-                q = np.int64(np.uint64(q + 1) & t_mask)
-            if t_stamp[q] != b:
+            q = _find(t_item, t_stamp, stamp, item, t_mask)
+            if t_stamp[q] != stamp:
                 continue
-            v = ptrs[t_chunk[q]]
-            ts = np.int64(buf[v + 2])
+            v = t_chunk[q]
+            ts = np.int64(buf[v + np.uint64(2)])
             if alive_at - ttl >= ts:
                 continue
             ts_out[y] = ts
-            pair_fingerprint[y] = buf[v + 4]
-            n = np.int64(buf[v + 5] & _M32)
-            x = np.int64(t_index[q])
-            topics_at = 2 * (v + 7 + n)
+            pair_fingerprint[y] = buf[v + np.uint64(4)]
+            n = buf[v + np.uint64(5)] & _M32
+            x = t_index[q]
+            topics_at = (v + np.uint64(7) + n) << _1
             if _is_int8(buf, v):
-                at = 4 * (topics_at + 2 * n) + x * dim
-                _scale(i8[at : at + dim], f32[topics_at + n + x], vectors[y])
+                at = ((topics_at + n + n) << np.uint64(2)) + x * width
+                _scale(i8, at, f32[topics_at + n + x], vectors_flat, y * width, width)
             else:
-                at = 2 * (topics_at + n) + x * dim
-                _decode(u16[at : at + dim], vectors[y])
+                _decode(u16, ((topics_at + n) << _1) + x * width, vectors_flat, y * width, width)
 
 
 @kernel

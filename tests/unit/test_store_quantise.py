@@ -6,6 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from state import kernels
+from state.jit import HAS_HALF
 from state.quantise import HALF_MAX, from_int8, relative_error, to_half, to_int8
 
 vectors = arrays(np.float32, st.tuples(st.integers(0, 5), st.integers(1, 17)), elements=st.floats(-1e6, 1e6, width=32))
@@ -42,3 +44,14 @@ def test_errors_on_vectors_as_a_model_makes_them() -> None:
     v = (rng.standard_normal((20_000, 17)) * (0.8 ** np.arange(17))).astype(np.float32)
     assert relative_error(v, to_half(v)) < 3e-4
     assert relative_error(v, from_int8(*to_int8(v))) < 0.01
+
+
+@pytest.mark.parametrize("name", ["half_by_bits", "half_by_instruction"])
+def test_every_finite_float16_is_decoded_exactly(name: str) -> None:
+    if name == "half_by_instruction" and not HAS_HALF:
+        pytest.skip("this processor has no such instruction")
+    bits = np.arange(1 << 16).astype(np.uint16)
+    bits = bits[(bits & 0x7C00) != 0x7C00]
+    decode = getattr(kernels, name)
+    got = np.array([decode(b) for b in bits], np.float32)
+    np.testing.assert_array_equal(got.view(np.uint32), bits.view(np.float16).astype(np.float32).view(np.uint32))
