@@ -26,6 +26,8 @@ from topics.events import Impression, RankedAds
 I64 = npt.NDArray[np.int64]
 F32 = npt.NDArray[np.float32]
 
+_SOURCE_NAMES = np.array(SOURCES, object)
+
 
 @dataclass(slots=True)
 class Ranking:
@@ -158,9 +160,12 @@ class Ranker:
         starts = np.repeat(r.batch.splits[:-1], np.diff(r.batch.splits))
         positions = (order - starts).tolist()
         scores = np.round(r.score[order].astype(np.float64), 7).tolist()
-        sources = [SOURCES[i] for i in r.source[order].tolist()]
+        sources = _SOURCE_NAMES[r.source[order]].tolist()
         padded = np.vstack([r.ages_ms, np.full(r.batch.pairs, -1, np.int64)])
-        ages = padded[r.source, np.arange(r.batch.pairs)][order].tolist()
+        best = padded[r.source, np.arange(r.batch.pairs)][order]
+        ages: list[int | None] = best.tolist()
+        for i in np.flatnonzero(best < 0).tolist():
+            ages[i] = None
         splits = r.batch.splits.tolist()
         out = []
         for b, event in enumerate(events):
@@ -176,7 +181,7 @@ class Ranker:
             answer = RankedAds(
                 id=event.id, user=event.user, ts=event.ts, ads=[ads[i] for i in at], positions=at,
                 scores=scores[lo:hi], sources=sources[lo:hi],
-                ages_ms=[None if age < 0 else age for age in ages[lo:hi]],
+                ages_ms=ages[lo:hi],
                 vm=info.vm, fm=info.fm, state="restoring" if restoring[b] else "live",
                 received_ms=received_ms[b], ranked_ms=ranked_ms, slots=explained,
             )  # fmt: skip

@@ -89,5 +89,5 @@ def make() -> faust.App:
 
 if __name__ == "__main__":
     app = make()
-    sys.argv[1:] = ["worker", "--loglevel", "warning"]
+    sys.argv[1:] = ["worker", "--loglevel", "warn"]
     app.main()
