@@ -7,6 +7,7 @@ embedded one) is not an error: what could not be compared is a note.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -72,6 +73,11 @@ class TopicState:
     exists: bool
     config: dict[str, str]
     partitions: list[PartitionState]
+
+
+def partition_counts(kafka: KafkaSettings) -> dict[str, int]:
+    """Full name -> number of partitions of every topic there is. Raises `BrokerError` with the reason."""
+    return _Admin(kafka).partitions()
 
 
 def partitions_of(kafka: KafkaSettings, contract: Contract) -> int:
@@ -269,6 +275,8 @@ class _Admin:
     def __init__(self, kafka: KafkaSettings) -> None:
         self._kafka = kafka
         self._reasons: list[str] = []
+        self._refused = False
+        """a login or certificate was refused, and will be again"""
         self._client: AdminClient = clients.admin(kafka, error_cb=self._heard)
 
     def __enter__(self) -> _Admin:
@@ -279,17 +287,25 @@ class _Admin:
         del self._client
 
     def _heard(self, error: KafkaError) -> None:
-        if error.code() != KafkaError._ALL_BROKERS_DOWN and error.str() not in self._reasons:
-            self._reasons.append(error.str())
+        self._refused |= error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL)
+        text = re.sub(r" \(after \d+ms in state \w+\)", "", error.str())
+        if "certificate verify failed" in text:
+            text += "; so it is when the broker's certificate has expired or names another host"
+        if error.code() != KafkaError._ALL_BROKERS_DOWN and text not in self._reasons:
+            self._reasons.append(text)
 
     def partitions(self) -> dict[str, int]:
         """topic -> number of partitions. The whole list is asked for: naming a topic could create it."""
-        try:
-            found = self._client.list_topics(timeout=TIMEOUT_S).topics
-        except KafkaException as e:
-            self._client.poll(0)
-            reason = "; ".join(self._reasons[-2:]) or e.args[0].str()
-            raise BrokerError(f"no answer from kafka.bootstrap = {self._kafka.bootstrap}: {reason}") from None
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                found = self._client.list_topics(timeout=1.0).topics
+                break
+            except KafkaException as e:
+                self._client.poll(0)
+                if self._refused or time.monotonic() > deadline:
+                    reason = "; ".join(self._reasons[-2:]) or e.args[0].str()
+                    raise BrokerError(f"no answer from kafka.bootstrap = {self._kafka.bootstrap}: {reason}") from None
         return {name: len(t.partitions) for name, t in found.items() if t.error is None and t.partitions}
 
     def create(self, topics: list[NewTopic]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import sys
 import time
 from collections import Counter
@@ -46,6 +47,8 @@ def tail(
         for record in tails.records(kafka, topic, start, user, limit, follow):
             if record is None:
                 sys.stdout.flush()
+                if reader_gone():
+                    return
             elif as_json:
                 print(json.dumps(tails.to_json(record), ensure_ascii=False))
             else:
@@ -159,6 +162,14 @@ def retry(
             f"{counts.retried} put back, {counts.parked} parked, {counts.kept} not chosen and kept,"
             f" {counts.already_parked} parked before"
         )
+
+
+def reader_gone() -> bool:
+    """Whether our output is a pipe that nobody reads any more: seen here without writing, since a quiet topic may give
+    nothing to write for hours."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
 @contextmanager

@@ -17,11 +17,12 @@ import msgspec
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, Message, TopicPartition
 
 from topics import dlq, packed
+from topics.admin import partition_counts
 from topics.contracts import BY_NAME
 from topics.dlq import DeadLetter
 from topics.errors import BrokerError, ContractError, InvalidEvent, SettingsError
 from topics.events import clip
-from topics.kafka import KafkaSettings, admin, consumer, watermarks
+from topics.kafka import KafkaSettings, consumer, watermarks
 
 TIMEOUT_S = 15.0
 RECENT = 10
@@ -42,13 +43,10 @@ class Record:
 
 def partitions(kafka: KafkaSettings, topic: str) -> list[int]:
     """Of an existing topic, by its full name. Never creates one."""
-    try:
-        found = admin(kafka).list_topics(timeout=TIMEOUT_S).topics.get(topic)
-    except KafkaException as e:
-        raise BrokerError(f"no answer from kafka.bootstrap = {kafka.bootstrap}: {e.args[0].str()}") from None
-    if found is None or found.error is not None:
+    found = partition_counts(kafka).get(topic)
+    if found is None:
         raise ContractError(f"there is no topic {topic} at {kafka.bootstrap}; `solaris topics create` makes ours")
-    return sorted(found.partitions)
+    return list(range(found))
 
 
 def records(

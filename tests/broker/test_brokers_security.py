@@ -34,8 +34,9 @@ def make_authority(folder: Path, name: str) -> Path:
     return folder / f"{name}.pem"
 
 
-def make_server_pem(folder: Path, authority: str) -> Path:
-    """Key (PKCS 8) and certificate chain of 127.0.0.1 in one file, as Kafka's PEM key store wants it."""
+def make_server_pem(folder: Path, authority: str, days: int = 2) -> Path:
+    """Key (PKCS 8) and certificate chain of 127.0.0.1 in one file, as Kafka's PEM key store wants it. Days below 0 give
+    a certificate that has expired."""
     openssl(
         "req",
         "-newkey",
@@ -50,7 +51,7 @@ def make_server_pem(folder: Path, authority: str) -> Path:
         cwd=folder,
     )
     (folder / "s.ext").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
-    sign = ["x509", "-req", "-in", "s.csr", "-days", "2", "-CAcreateserial", "-extfile", "s.ext", "-out", "s.crt"]
+    sign = ["x509", "-req", "-in", "s.csr", "-days", str(days), "-CAcreateserial", "-extfile", "s.ext", "-out", "s.crt"]
     openssl(*sign, "-CA", f"{authority}.pem", "-CAkey", f"{authority}.key", cwd=folder)
     parts = [(folder / name).read_text() for name in ("s.key", "s.crt", f"{authority}.pem")]
     store = folder / "server.pem"
