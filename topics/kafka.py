@@ -111,8 +111,13 @@ def producer(kafka: KafkaSettings, transactional_id: str | None = None, **proper
         "partitioner": "murmur2_random",
     }
     if transactional_id is not None:
-        conf["transactional.id"] = transactional_id
+        conf = {**_COORDINATOR_MEMORY, **conf, "transactional.id": transactional_id}
     return _client(Producer, conf)
+
+
+_COORDINATOR_MEMORY = {"metadata.max.age.ms": 5_000, "topic.metadata.refresh.interval.ms": 5_000}
+"""librdkafka remembers a group's coordinator for `metadata.max.age.ms` (15 min), also when that broker was restarted
+since, and then `send_offsets_to_transaction` does not come back, whatever its timeout (librdkafka #5456, #5511)."""
 
 
 def consumer(kafka: KafkaSettings, group: str, committed: bool = True, **properties: Any) -> Consumer:
