@@ -37,6 +37,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the JSON instead of the table")
     parser.add_argument("--only", default="", help=f"comma-separated cases of {', '.join(CASES)}")
     parser.add_argument("--keep", action="store_true", help="keep the run's folder, with the logs of all processes")
+    parser.add_argument("--page", action="store_true", help="write docs/benchmarks.md after a quick or partial run too")
     given = parser.parse_args()
     logging.getLogger("topics.kafka").setLevel(logging.CRITICAL)
     names = [n for n in given.only.split(",") if n] or list(QUICK if given.quick else CASES)
@@ -71,7 +72,7 @@ def main() -> int:
     reports = ROOT / "reports"
     reports.mkdir(exist_ok=True)
     (reports / "bench.json").write_text(json.dumps(result, indent=1) + "\n")
-    if not given.quick and not given.only:
+    if given.page or (not given.quick and not given.only):
         (ROOT / "docs" / "benchmarks.md").write_text(page.page(run.figures, result))
     print(json.dumps(result, indent=1) if given.json else f"{table(run.figures)}\n\n{took:.0f} s, reports/bench.json")
     if given.keep:
