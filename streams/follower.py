@@ -18,6 +18,7 @@ from queue import Empty, SimpleQueue
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, TopicPartition
 
 from streams.deadline import Deadline
+from topics.errors import BrokerError
 from topics.kafka import KafkaSettings, consumer, passing, watermarks
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,15 @@ class Followed:
     generation: int
     done: Callable[[], None]
     """to be called once taken"""
+
+
+def _lost(topic: str, partition: int | None, error: KafkaError) -> str:
+    if error.code() == KafkaError._AUTO_OFFSET_RESET:
+        return (
+            f"{topic} {partition}: records were deleted before this store had read them ({error.str()}); "
+            "the next start rebuilds it from what is left"
+        )
+    return f"{topic} {partition} cannot be followed: {error.str()}"
 
 
 class Follower:
@@ -124,7 +134,8 @@ class Follower:
                     self._hand_over(batch)
         except BaseException as e:  # the loop looks at `error` and stops the process
             self.error = e
-            log.exception("follower stopped")
+            if not isinstance(e, BrokerError):
+                log.exception("follower stopped")
 
     def _obey(self) -> None:
         while True:
@@ -144,7 +155,7 @@ class Follower:
                     KafkaError.TOPIC_AUTHORIZATION_FAILED,
                     KafkaError._AUTO_OFFSET_RESET,
                 ):
-                    raise KafkaException(error)
+                    raise BrokerError(_lost(m.topic() or "a topic", m.partition(), error))
                 log.warning("follower: %s", error)
                 continue
             grouped.setdefault((m.topic(), m.partition()), []).append(m)
