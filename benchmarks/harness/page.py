@@ -117,4 +117,8 @@ FOOT = """
 - **Faust** (`benchmarks/peers/faust_verifier.py`): our verifier core in an agent. *unpacked*: one event at a time;
   *packed*: `stream.take(500, within=0.05)`. At-least-once, raw serializers, deep stream buffer, lz4, 5 ms linger,
   commits every 2.8 s.
+- **Quix Streams 3.28.1** (`benchmarks/peers/quix_verifier.py`, an environment of its own): our verifier core in
+  `StreamingDataFrame.apply`, event by event; exactly-once and at-least-once; bytes in and out, a commit a second, lz4,
+  5 ms linger. Whole runs only. The ranker's join in Quix is not built yet.
+- **Kafka Streams** (the ranker's join in Java) is not built yet; `ranker.kstreams_over_ours` has no figure.
 """
