@@ -159,7 +159,12 @@ def _client(kind: Any, conf: dict[str, Any]) -> Any:
         text = error.str() if hasattr(error, "str") else str(error)
         if any(str(v) in text for k, v in conf.items() if is_secret(k) and str(v)):
             text = "a property is not accepted (the message holds a secret and is not shown)"
-        raise SettingsError("kafka.properties", masked(conf), text) from None
+        # the property it is about, where the text names one
+        about = sorted((k for k in conf if k in text), key=len)
+        if about:
+            raise SettingsError(f"kafka.properties.{about[-1]}", masked(conf)[about[-1]], text) from None
+        shown = {k: v for k, v in masked(conf).items() if not callable(v)}
+        raise SettingsError("kafka.properties", shown, text) from None
 
 
 def _dotted(properties: Mapping[str, Any]) -> dict[str, Any]:

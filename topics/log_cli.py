@@ -64,11 +64,13 @@ def convert(
 
     Example: solaris log convert MINDsmall_train/behaviors.tsv mind.parquet --sources carry_over,popular:50
     """
+    from topics.files import named
     from topics.log_convert import write_log
     from topics.readers import BadLines, EventLog
 
     log = EventLog(file, sources, BadLines(strict))
-    count = write_log(log.events(), out, force, sort)
+    with named("OUT", out):
+        count = write_log(log.events(), out, force, sort)
     if as_json:
         print(json.dumps({"events": count, "out": str(out), "bad_lines": log.bad.count, "reasons": log.bad.reasons}))
         return

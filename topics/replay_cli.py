@@ -47,7 +47,7 @@ def replay(
 
     from streams.settings import load
     from topics import admin
-    from topics.errors import SettingsError
+    from topics.errors import ContractError, SettingsError
     from topics.readers import BadLines, EventLog
     from topics.replay import Replay
 
@@ -72,6 +72,10 @@ def replay(
         _summary(state, source.bad, kafka.bootstrap)
     if not state.complete:
         raise typer.Exit(130)
+    if not state.events and not state.resumed_events:
+        if source.bad.count:
+            raise ContractError(f"nothing in {log} is an event: `solaris log check {log}` shows what is wrong")
+        print(f"solaris: {log} has no events for these topics", file=sys.stderr)
 
 
 def _stop_on_signal() -> threading.Event:

@@ -39,6 +39,7 @@ def simulate(
     """
     import time
 
+    from topics.files import named
     from topics.simulator import preset as preset_of
     from topics.simulator import write
 
@@ -50,7 +51,8 @@ def simulate(
     changes |= dict(map(_assignment, set_ or []))
     config = preset_of(preset).with_(**changes)
     begin = time.perf_counter()
-    summary = write(config, out, truth)
+    with named("--out", out):
+        summary = write(config, out, truth)
     seconds = time.perf_counter() - begin
     report = {
         "out": str(out),

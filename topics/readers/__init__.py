@@ -9,6 +9,7 @@ held whole in memory.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -123,6 +124,8 @@ def detect(path: str | Path) -> tuple[str, Path]:
         raise ContractError(f"{path} is a folder without any of {names}; name a log file")
     if not path.exists():
         raise ContractError(f"there is no log {path}")
+    if not os.access(path, os.R_OK):
+        raise ContractError(f"the log {path} may not be read by this user")
     suffix = Path(path.stem).suffix if path.suffix in (".gz", ".zst") else path.suffix
     if suffix in _JSONL:
         return "jsonl", path
