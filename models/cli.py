@@ -28,6 +28,9 @@ def train(
     ] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     threads: Annotated[int, typer.Option(help="Threads; 0: half of the cores")] = 0,
+    programs: Annotated[
+        Path | None, typer.Option(help="Also write torch.export programs to this folder", show_default=False)
+    ] = None,
     name: Annotated[str, typer.Option(help="Name of the models in outputs")] = "solaris",
     version: Annotated[str, typer.Option(help="Version of the models in outputs")] = "1",
     as_json: Annotated[bool, typer.Option("--json", help="Report as JSON")] = False,
@@ -49,7 +52,7 @@ def train(
         bars("reading the log", 0, 1)
         data = load(log, history_length=history, topic=topic)
         bars("reading the log", 1, 1)
-        bundle, measured = run(data, settings, out, bars)
+        bundle, measured = run(data, settings, out, bars, programs)
     if as_json:
         typer.echo(json.dumps({"bundle": str(bundle.path), "vm": bundle.info.vm, "fm": bundle.info.fm, **measured}))
         return

@@ -45,11 +45,11 @@ def tensors(
     inputs = BatchInputs(batch, spec, topic_column)
     for key, values in (extra or {}).items():
         inputs.put(key, values)
-    given = [_input(s, buckets) for s in sources]
+    given = [given_input(s, buckets) for s in sources]
     return [torch.from_numpy(inputs.get(i.source, i.buckets)).to(device) for i in given]
 
 
-def _input(name: str, buckets: Mapping[str, int]) -> Input:
+def given_input(name: str, buckets: Mapping[str, int]) -> Input:
     if name in IDS:
         return Input(*IDS[name])
     return Input(name, max(buckets[name], 1) if name in BUCKETED else 0)
@@ -78,7 +78,7 @@ def export(
         return tensors(batch, spec, topic_column, sources, buckets, extra)
 
     per_pair = PER_PAIR | PER_ITEM | PLUS
-    axes = {s: {0: "pairs" if _input(s, buckets).source in per_pair else "requests"} for s in sources}
+    axes = {s: {0: "pairs" if given_input(s, buckets).source in per_pair else "requests"} for s in sources}
     axes |= {o: {0: "requests" if o in ("profile", "state") else "pairs"} for o in outputs}
     buffer = io.BytesIO()
     with warnings.catch_warnings(), torch.no_grad():
@@ -104,7 +104,7 @@ def export(
             error = float(np.abs(got - want.numpy()).max(initial=0.0))
             if error > tolerance * (1 + float(want.abs().max())):
                 raise BundleError(f"export of {key} at {n} rows is off torch's numbers by {error:g}")
-    inputs = {s: _input(s, buckets) for s in sources if s in used}
+    inputs = {s: given_input(s, buckets) for s in sources if s in used}
     return data, inputs
 
 

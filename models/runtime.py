@@ -68,9 +68,11 @@ class OnnxRuntime:
         self._sizes = sorted(sizes)
         self._max_pairs = self._sizes[-1] if self._pad else max_pairs
         self._max_requests = min(max_requests, self._sizes[-1]) if self._pad else max_requests
-        self._sessions = {
-            name: _session(name, data, kind, int(index or 0), threads, gpu_memory_bytes)
-            for name, data in bundle.graphs.items()
+        self._sessions = self._open(bundle, kind, int(index or 0), threads, gpu_memory_bytes)
+
+    def _open(self, bundle: Bundle, kind: str, index: int, threads: int, gpu_memory_bytes: int) -> dict[str, Any]:
+        return {
+            name: _session(name, data, kind, index, threads, gpu_memory_bytes) for name, data in bundle.graphs.items()
         }
 
     def score(self, batch: PairBatch) -> VmScores:

@@ -32,6 +32,7 @@ from models.features import pairs_of, requests, take
 from models.inputs import EXTRA, slot_columns, slot_spans, slot_width
 from models.nets import FmSize, ItemSide, ItemSideWithTopics, PairFm, StateFm, Vm, VmPlus, VmSize
 from models.presets import fm_size, vm_size
+from models.program import export_program
 from models.quantise import compare, int8
 from models.resume import Stages
 from models.runtime import OnnxRuntime
@@ -314,7 +315,21 @@ class Trainer:
         self, pair: PairFm, state: StateFm, vm: Vm, plus: VmPlus | None = None
     ) -> tuple[dict[str, bytes], dict[str, dict[str, Input]]]:
         """Exported graphs and their inputs."""
-        width = slot_width(self.slots, self.dims.embedding, self.dims.dots)
+        data, inputs = {}, {}
+        for name, module, sources, buckets, outputs in self._to_export(pair, state, vm, plus):
+            data[name], inputs[name] = export(
+                module, self.spec, self.topic_column, sources, buckets, outputs, self.slot_width
+            )
+        return data, inputs
+
+    def programs(self, pair: PairFm, state: StateFm, vm: Vm, plus: VmPlus | None = None) -> dict[str, bytes]:
+        """The same graphs as `torch.export` programs, for `models.torch_runtime`."""
+        return {
+            name: export_program(module, self.spec, self.topic_column, sources, buckets, outputs, self.slot_width)
+            for name, module, sources, buckets, outputs in self._to_export(pair, state, vm, plus)
+        }
+
+    def _to_export(self, pair: PairFm, state: StateFm, vm: Vm, plus: VmPlus | None) -> list[GraphToExport]:
         todo: list[GraphToExport] = [
             ("fm_pair", pair, FM_PAIR, self.fm_buckets, ("embedding",)),
             ("fm_user", state, FM_USER, {}, ("state",)),
@@ -323,10 +338,11 @@ class Trainer:
         ]
         if plus is not None:
             todo.append(("vm_plus", plus, VM_PLUS, {}, ("logit",)))
-        data, inputs = {}, {}
-        for name, module, sources, buckets, outputs in todo:
-            data[name], inputs[name] = export(module, self.spec, self.topic_column, sources, buckets, outputs, width)
-        return data, inputs
+        return todo
+
+    @property
+    def slot_width(self) -> int:
+        return slot_width(self.slots, self.dims.embedding, self.dims.dots)
 
     def quantise(self, graphs: dict[str, bytes], inputs: dict[str, dict[str, Input]]) -> dict[str, float]:
         """Replaces `fm_pair` by its int8 form, calibrated on the VM part; -> what that does on the test part."""
@@ -458,9 +474,14 @@ class Trainer:
 
 
 def train(
-    data: Dataset, settings: TrainSettings, out: Path | str, report: Report | None = None
+    data: Dataset,
+    settings: TrainSettings,
+    out: Path | str,
+    report: Report | None = None,
+    programs: Path | None = None,
 ) -> tuple[Bundle, dict[str, Any]]:
-    """FM, VM, VM with slots; writes the bundle and returns it with the metrics of the test part."""
+    """FM, VM, VM with slots; writes the bundle and returns it with the metrics of the test part. With `programs` the
+    graphs are also written to that folder as `torch.export` programs."""
     identity = f"{data.digest} {data.spec.hash()} {data.impressions.requests} {settings} {package_version()}"
     stages = Stages(out, identity)
     t = Trainer(data, settings, report, stages)
@@ -495,6 +516,10 @@ def train(
         "test": measured,
         **({"int8": quantised} if quantised else {}),
     }
+    if programs is not None:
+        programs.mkdir(parents=True, exist_ok=True)
+        for name, program in t.programs(pair, state, vm, plus).items():
+            (programs / f"{name}.pt2").write_bytes(program)
     bundle = write_bundle(out, t.manifest(graphs, inputs, training), graphs)
     stages.done()
     return bundle, measured
