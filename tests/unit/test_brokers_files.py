@@ -26,8 +26,9 @@ def compose() -> dict[str, Any]:
 
 def test_compose_has_kafka_and_the_roles_each_with_a_health_check(compose: dict[str, Any]) -> None:
     services = compose["services"]
-    assert set(services) == {"kafka", *ROLES}
-    assert all(service["healthcheck"]["test"] for service in services.values())
+    assert set(services) == {"kafka", *ROLES, "monitor", "prometheus", "grafana"}
+    assert all(services[name]["healthcheck"]["test"] for name in ("kafka", *ROLES, "monitor"))
+    assert all(services[name]["profiles"] == ["metrics"] for name in ("prometheus", "grafana")), "only when asked for"
 
 
 def test_compose_publishes_on_loopback_only(compose: dict[str, Any]) -> None:
@@ -39,7 +40,12 @@ def test_compose_publishes_on_loopback_only(compose: dict[str, Any]) -> None:
 def test_compose_keeps_data_in_named_volumes(compose: dict[str, Any]) -> None:
     for service in compose["services"].values():
         for volume in service["volumes"]:
-            assert volume.split(":")[0] in compose["volumes"]
+            source, _, rest = volume.partition(":")
+            if source.startswith("./"):
+                assert rest.endswith(":ro"), "what is mounted from the checkout is configuration"
+                assert (COMPOSE_FILE.parent / source).exists()
+            else:
+                assert source in compose["volumes"]
 
 
 def test_settings_in_compose_are_settings_there_are(compose: dict[str, Any]) -> None:
