@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 _MAX_RECORDS = 2_000
 _MAX_HANDED = 4
+_LOOK_S, _LOOKS = 5.0, 3
+_GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,12 @@ def _lost(topic: str, partition: int | None, error: KafkaError) -> str:
 
 
 class Follower:
-    def __init__(self, kafka: KafkaSettings, name: str, hand_over: Callable[[Followed], None]) -> None:
+    """`watched`: topics (full names) without which the role cannot go on; the client library alone may be silent for
+    minutes about one that was deleted."""
+
+    def __init__(
+        self, kafka: KafkaSettings, name: str, hand_over: Callable[[Followed], None], watched: Sequence[str] = ()
+    ) -> None:
         # A group id is required by the client; nothing is ever committed to it.
         self._consumer = consumer(
             kafka,
@@ -67,6 +74,8 @@ class Follower:
         self._generations: dict[tuple[str, int], int] = {}
         self._room = threading.Semaphore(_MAX_HANDED)
         self._stop = threading.Event()
+        self._missing = dict.fromkeys(watched, 0)
+        self._next_look_s = 0.0
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"{name}-follower", daemon=True)
 
@@ -123,6 +132,7 @@ class Follower:
         try:
             while not self._stop.is_set():
                 self._obey()
+                self._look_at_topics()
                 first = self._consumer.poll(0.1)
                 if first is None:
                     continue
@@ -136,6 +146,24 @@ class Follower:
             self.error = e
             if not isinstance(e, BrokerError):
                 log.exception("follower stopped")
+
+    def _look_at_topics(self) -> None:
+        """A topic that the broker does not know several times in a row was deleted."""
+        now = time.monotonic()
+        if now < self._next_look_s:
+            return
+        self._next_look_s = now + _LOOK_S
+        for topic, times in self._missing.items():
+            try:
+                found = self._asker.list_topics(topic, timeout=2.0).topics.get(topic)
+            except KafkaException:  # away: says nothing about its topics
+                return
+            gone = found is None or (found.error is not None and found.error.code() in _GONE)
+            self._missing[topic] = times + 1 if gone else 0
+            if self._missing[topic] >= _LOOKS:
+                raise BrokerError(
+                    f"topic {topic} is gone; `solaris topics create` makes it, then start the roles again"
+                )
 
     def _obey(self) -> None:
         while True:

@@ -100,7 +100,8 @@ class Loop:
         self._changelog = settings.kafka.topic(step.changelog_topic) if step.changelog_topic else None
         self._items_topic = settings.kafka.topic("items")
         self._consumer: Consumer = self._make_consumer()
-        self._follower = Follower(settings.kafka, step.role, self._mail.put)
+        watched = [t for t in (self._topic, self._changelog, self._items_topic) if t is not None]
+        self._follower = Follower(settings.kafka, step.role, self._mail.put, watched)
         self._worker = threading.Thread(target=self._work, name=f"{step.role}-worker", daemon=True)
         self._group_metadata: Any = None
         self._metadata_fresh = threading.Event()
