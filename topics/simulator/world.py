@@ -159,6 +159,16 @@ def _advertisers(rng: np.random.Generator, adv_topic: Array, topic: Array) -> Ar
     return chosen
 
 
+def _best(score: Array, n: int) -> Array:
+    """Columns of the `n` highest scores of each row, best first; all columns where there are fewer."""
+    if n < score.shape[1]:
+        some = np.argpartition(-score, n, axis=1)[:, :n]
+    else:
+        some = np.broadcast_to(np.arange(score.shape[1]), score.shape)
+    order = np.argsort(-np.take_along_axis(score, some, axis=1), axis=1)
+    return np.take_along_axis(some, order, axis=1)
+
+
 def _users(c: SimulatorConfig, rng: np.random.Generator, begin: int, centre: Array, sub_vec: Array) -> Array:
     n_users = c.users
     users = np.zeros(n_users, USER)
@@ -170,7 +180,7 @@ def _users(c: SimulatorConfig, rng: np.random.Generator, begin: int, centre: Arr
         taste = centre[part["demographic"]] + 0.8 * rng.normal(size=(len(part), DIM))
         part["taste"] = taste / 1.28
         score = taste @ sub_vec.T + 0.5 * rng.normal(size=(len(part), len(sub_vec)))
-        best = np.argsort(-score, axis=1, kind="stable")[:, :FAVOURITES]
+        best = _best(score, FAVOURITES)
         part["favourites"] = best[:, np.arange(FAVOURITES) % best.shape[1]]
     users["device"] = rng.choice(len(DEVICES), n_users, p=[0.65, 0.28, 0.07])
     users["level"] = rng.normal(0.0, 0.7, n_users)
