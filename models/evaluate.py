@@ -98,7 +98,7 @@ class _Run:
         self._soft_label(runtime, pair, state, before)
         store = t.served(runtime, [t.parts.vm, self.part])
         try:
-            impressions = len(t.parts.vm) + len(self.part)
+            impressions = t.served_impressions([t.parts.vm, self.part])
             self.calls = {
                 "pairs": round(store.pairs / impressions, 2),
                 "states": round(store.states / impressions, 2),

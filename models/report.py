@@ -28,10 +28,11 @@ def table(result: dict[str, Any]) -> str:
             + ", ".join(f"{k} {v:.1%}" for k, v in r["coverage"].items())
         )
     lines.append("")
-    lines.append(f"{'':<40} {'log loss':>8}" + "".join(f"  {title:>26}" for _, title in COLUMNS) + "  FM calls")
+    shown = [(k, t) for k, t in COLUMNS if any(r["variants"][n].get(k) for r in runs for n in r["variants"])]
+    lines.append(f"{'':<40} {'log loss':>8}" + "".join(f"  {title:>26}" for _, title in shown) + "  FM calls")
     for name, mean in result["mean"].items():
         each = [r["variants"][name] for r in runs]
-        cells = "".join(f"  {_cell([e.get(key) for e in each]):>26}" for key, _ in COLUMNS)
+        cells = "".join(f"  {_cell([e.get(key) for e in each]):>26}" for key, _ in shown)
         calls = each[0].get("fm_calls_per_impression")
         cost = f"  {calls['pairs']:g} pairs, {calls['states']:g} states" if calls else ""
         lines.append(f"{name:<40} {mean['log_loss']:>8.5f}{cells}{cost}".rstrip())

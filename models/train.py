@@ -52,6 +52,8 @@ BATCH_PAIRS = 1024
 INT8_PIECES = 4
 """pieces of 512 requests to calibrate on, and to measure the error on"""
 SLOTS = ("direct", "topic", "state", "aggregate", "similar")
+WINDOW_MS = 24 * 3_600_000
+"""of the store: what happened earlier is not visible"""
 MIN_DELAY_MS, MAX_DELAY_MS = 50.0, 300_000.0
 
 
@@ -260,10 +262,8 @@ class Trainer:
     def served(self, runtime: OnnxRuntime, parts: Sequence[range]) -> ServedStore:
         """A store with what the candidates events up to the end of `parts` leave visible in them."""
         store = ServedStore(runtime, self.data.catalogue)
-        candidates, times = self.data.candidates, self.data.impressions.ts_ms
-        window = 24 * 3_600_000
-        first = np.searchsorted(candidates.ts_ms, times[min(p.start for p in parts)] - window)
-        last = np.searchsorted(candidates.ts_ms, times[max(p.stop for p in parts) - 1], side="right")
+        candidates = self.data.candidates
+        first, last = np.searchsorted(candidates.ts_ms, self._served_span(parts))
         done = 0
 
         def progress(n: int) -> None:
@@ -273,6 +273,16 @@ class Trainer:
 
         store.add(requests(candidates, int(first), int(last)), progress)
         return store
+
+    def served_impressions(self, parts: Sequence[range]) -> int:
+        """Impressions of the time whose candidates `served` embeds: what its FM calls were for."""
+        first, last = np.searchsorted(self.data.impressions.ts_ms, self._served_span(parts))
+        return int(last - first)
+
+    def _served_span(self, parts: Sequence[range]) -> tuple[int, int]:
+        """Event times from a window before the parts to their end (exclusive)."""
+        times = self.data.impressions.ts_ms
+        return int(times[min(p.start for p in parts)]) - WINDOW_MS, int(times[max(p.stop for p in parts) - 1]) + 1
 
     def slot_columns(
         self,
