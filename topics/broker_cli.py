@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -198,9 +200,19 @@ def _summary(kafka: KafkaSettings, parts: list[Part], own: bool) -> None:
     print(f"\nKafka at {kafka.bootstrap}, topics {kafka.prefix}*")
     _print_parts(parts)
     print("\nNext:")
-    print(f"  solaris replay LOG --speed 60{flag}")
-    print(f"  solaris tail ranked-ads{flag}")
-    print("  solaris down")
+    solaris = _called()
+    print(f"  {solaris} replay LOG --speed 60{flag}")
+    print(f"  {solaris} tail ranked-ads{flag}")
+    print(f"  {solaris} down")
+
+
+def _called() -> str:
+    """How a person in this folder types our command: its name when that is on the PATH, else where it lies."""
+    program = Path(sys.argv[0])
+    found = shutil.which("solaris")
+    if program.name != "solaris" or (found and Path(found).resolve() == program.resolve()):
+        return "solaris"
+    return min(str(program), os.path.relpath(program), key=len)
 
 
 def _print_parts(parts: list[Part]) -> None:
