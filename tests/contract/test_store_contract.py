@@ -164,6 +164,13 @@ def test_chunks_of_other_lengths_are_not_seen(make: Make, other: StoreDims) -> N
     assert ask(store, [(1, [10], T0 + 6)], dims=other).ts_ms.tolist() == [T0 + 5]
 
 
+def test_a_state_beside_pairs_of_another_length_is_not_seen_even_without_pairs(make: Make) -> None:
+    store = make()
+    store.apply([record(0, 1, T0, [], value=1.0), record(1, 1, T0 + 5, [], dims=StoreDims(4, 2, 2))])
+    assert ask(store, [(1, [10], T0 + 6)]).state_ts_ms.tolist() == [T0]
+    assert ask(store, [(1, [10], T0 + 6)], dims=StoreDims(4, 2, 2)).state_ts_ms.tolist() == [T0 + 5]
+
+
 def test_a_user_may_occur_often_each_time_with_its_own_now(make: Make) -> None:
     store = make()
     store.apply([record(0, 1, T0, [10]), record(1, 2, T0, [10]), record(2, 1, T0 + 10, [10])])
