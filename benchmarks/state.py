@@ -113,7 +113,10 @@ class Source:
 
     def question(self, requests: int, zipf: npt.NDArray[np.float64]) -> dict[str, Any]:
         """`requests` impressions of 50 ads, half of them live pairs of the user."""
-        ids = np.searchsorted(zipf, self.rng.random(requests)).astype(np.int64)
+        return self.question_of(np.searchsorted(zipf, self.rng.random(requests)).astype(np.int64))
+
+    def question_of(self, ids: npt.NDArray[np.int64]) -> dict[str, Any]:
+        requests = len(ids)
         index = self.rng.integers(0, PAIRS_PER_CHUNK * CHUNKS_PER_USER * 2, (requests, ADS))
         items = self.items(np.repeat(ids, ADS), index.ravel())
         return {
@@ -198,6 +201,17 @@ def measure_single(store: RocksStore, source: Source, n: int) -> dict[str, float
         for name, row in zip(("", "cpu_"), times, strict=True)
         for p in (50, 99, 99.9)
     }
+
+
+def measure_uncached(store: RocksStore, source: Source, n: int = 3000) -> float:
+    """CPU us a request where every user must be read from disk (from the system's page cache, mostly)."""
+    ids = source.rng.permutation(source.case.users)[:n].astype(np.int64)
+    questions = [source.question_of(ids[i : i + REQUESTS]) for i in range(0, len(ids), REQUESTS)]
+    store._cache.clear(complete=False)
+    began = CPU()
+    for q in questions:
+        store.lookup(**q)
+    return 1e6 * (CPU() - began) / len(ids)
 
 
 class MultiGet:
@@ -288,6 +302,7 @@ def run(case: Case, base_dir: Path, quick: bool, baseline: bool) -> dict[str, An
     result["lookup_batches_of_10"], _ = measure_lookups(store, None, source, rounds, requests=10)
     result["single"] = measure_single(store, source, 3000 if quick else 10_000)
     stats = store.stats()
+    result["uncached_us_per_request"] = measure_uncached(store, source)
     result["disk_ratio"] = stats["disk_bytes"] / result["payload_bytes"]
     result["cache_bytes"] = case.settings.cache_bytes
     result["held_bytes"] = store._cache.nbytes + stats["block_cache_bytes"] + stats["memtable_bytes"]
@@ -295,9 +310,9 @@ def run(case: Case, base_dir: Path, quick: bool, baseline: bool) -> dict[str, An
     store.close()
     del store
     gc.collect()
-    reopened = time.perf_counter()
+    reopened, cpu = time.perf_counter(), CPU()
     open_store(path, case.settings).close()
-    result["reopen_s"] = time.perf_counter() - reopened
+    result["reopen_s"], result["reopen_cpu_s"] = time.perf_counter() - reopened, CPU() - cpu
     result["restore_pairs_per_s"] = measure_restore(base_dir / "restore", case, 20_000 if quick else 60_000)
     shutil.rmtree(base_dir / "restore")
     shutil.rmtree(path)
