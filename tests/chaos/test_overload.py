@@ -95,7 +95,7 @@ def test_more_candidates_than_the_embedder_can_do(kafka: KafkaSettings, tmp_path
     seen, accepted = offered[0] * PAIRS_PER_EVENT, sum(len(q.items) for q in requests)
     waits = waits_ms(kafka)
     print(
-        f"\n{seen / SECONDS:.0f} pairs/s offered, {accepted / seen:.1%} accepted, at rest {recovered_s:.1f} s after it; "
+        f"\n{seen / SECONDS:.0f} pairs/s, {accepted / seen:.1%} accepted, at rest {recovered_s:.1f} s after it; "
         f"impression to answer {waits[len(waits) // 2]} ms (p50), {waits[int(len(waits) * 0.99)]} ms (p99); "
         f"MiB {half} -> {full}"
     )
