@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from topics.kafka import KafkaSettings, consumer
 from topics.readers import BadLines, EventLog
 from topics.replay import Replay, replay
 from topics.replay_records import TOPIC_OF, TOPICS
+from topics.replay_session import Hung, Saved, Session
 
 pytestmark = pytest.mark.broker
 
@@ -281,3 +283,56 @@ def test_the_mind_day_arrives_whole(bus: KafkaSettings) -> None:
     assert state.complete
     assert state.by_topic == {"impressions": 4_532, "candidates": 9_064, "feedback": 4_532}
     assert_exactly_once(bus, [encode(e) for e in EventLog(DATA / "mind_20191114").events()])
+
+
+@pytest.mark.parametrize("committed", [False, True], ids=["before the commit", "after the commit"])
+def test_a_producer_that_hangs_is_replaced_and_nothing_is_sent_twice(
+    bus: KafkaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, committed: bool
+) -> None:
+    path = tmp_path / "log.jsonl"
+    make_log(path, requests=300)
+    first = replay(EventLog(path), bus)  # the broker holds the position of an earlier run: not to be taken for ours
+    assert first.complete
+    commit, calls = Session.commit, 0
+
+    def fails(self: Session, saved: Saved, meanwhile: Callable[[], bool]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls % 4 == 0 or saved.done:
+            if committed:
+                commit(self, saved, meanwhile)
+            if calls < 40:
+                self.hung = True
+                raise Hung("no answer")
+            if committed:
+                return
+        commit(self, saved, meanwhile)
+
+    monkeypatch.setattr(Session, "commit", fails)
+    monkeypatch.setattr("topics.replay.MAX_SESSIONS", 100)
+    state = Replay(EventLog(path), bus, 150.0).run()  # 2 s, some 40 transactions
+    assert state.complete
+    assert state.retried > 2
+    assert state.acknowledged == 50 + 3 * 300
+    got = Counter(value for rows in read_back(bus).values() for _, value in rows)
+    assert set(got.values()) == {2}  # once by each of the two replays
+    assert sorted(got) == sorted(path.read_bytes().splitlines())
+
+
+def test_producers_are_not_replaced_for_ever(
+    bus: KafkaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log.jsonl"
+    make_log(path, requests=20)
+
+    def hangs(self: Session, saved: Saved, meanwhile: Callable[[], bool]) -> None:
+        self.hung = True
+        raise Hung("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "commit", hangs)
+        patched.setattr("topics.replay.MAX_SESSIONS", 3)
+        with pytest.raises(BrokerError, match="no answer; --resume goes on there"):
+            replay(EventLog(path), bus)
+    assert replay(EventLog(path), bus, resume=True).complete
+    assert_exactly_once(bus, path.read_bytes().splitlines())
