@@ -95,6 +95,7 @@ class _Run:
         self.ratios = Ratios(self.users, self.losses["vm"], self.losses["fm"])
         self._add("vm", self.base)
         self._add("fm", fm)
+        conversion = t.conversion(runtime, self.part)
         self._soft_label(runtime, pair, state, before)
         store = t.served(runtime, [t.parts.vm, self.part])
         try:
@@ -121,6 +122,7 @@ class _Run:
             "fm_gain_over": over,
             "test_pairs": len(self.label),
             "ctr": round(float(self.label.mean()), 5),
+            "conversion": conversion,
             "variants": self.variants,
         }
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import one_hot, relu, softplus
+from torch.nn.functional import binary_cross_entropy, one_hot, relu, softplus
 
 from models.api import FeatureSpec
 from models.kernels import COUNTERS
@@ -39,6 +39,13 @@ class FmSize:
     heads: int = 6
     towers: int = 4
     tower_dim: int = 32
+    conversion: bool = False
+    """a second head: the logit of a conversion given a click"""
+
+    @property
+    def outputs(self) -> int:
+        """D: numbers of the pair embedding, the conversion logit where there is one, and the click logit last."""
+        return self.embedding + self.conversion + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +166,8 @@ class PairFm(nn.Module):
         self.head = nn.Linear(width, 1)
         self.register_buffer("project", torch.eye(width)[: size.embedding])
         self.register_buffer("centre", torch.zeros(width))
+        if size.conversion:
+            self.convert = nn.Linear(width, 1)
 
     def hidden(
         self, row: Tensor, item_bucket: Tensor, item_id: Tensor, item_code: Tensor, item_features: Tensor,
@@ -195,6 +204,13 @@ class PairFm(nn.Module):
     def logit(self, hidden: Tensor) -> Tensor:
         return self.head(hidden).squeeze(-1)
 
+    def converted_loss(self, hidden: Tensor, converted: Tensor) -> Tensor:
+        """Over all impressions, p(conversion) = p(click) x p(conversion given a click), so that the head is right on
+        ads that were not clicked too (ESMM, arXiv 1804.07931). The hidden layer stays as clicks made it."""
+        shown = hidden.detach()
+        given_click = torch.sigmoid(self.convert(shown).squeeze(-1))
+        return binary_cross_entropy(torch.sigmoid(self.logit(shown)).detach() * given_click, converted)
+
     def fit_projection(self, hidden: Tensor) -> None:
         centre = hidden.mean(0)
         k = self.size.embedding
@@ -210,7 +226,8 @@ class PairFm(nn.Module):
     def forward(self, *sources: Tensor) -> Tensor:
         hidden = self.hidden(*sources)
         vector = ((hidden - self.centre) @ self.project.T).clamp(-20, 20)
-        return torch.cat([vector, self.head(hidden)], -1)
+        parts = [vector, self.convert(hidden)] if self.size.conversion else [vector]
+        return torch.cat([*parts, self.head(hidden)], -1)
 
 
 class StateFm(nn.Module):

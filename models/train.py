@@ -125,7 +125,7 @@ class Trainer:
         self.spec: FeatureSpec = data.spec
         self.topic_column = data.catalogue.topic_column
         self.parts = Parts.of(data.impressions.requests, settings)
-        self.fm_size: FmSize = fm_size(settings.preset)
+        self.fm_size: FmSize = replace(fm_size(settings.preset), conversion=bool(data.converted.any()))
         self.vm_size: VmSize = vm_size(settings.vm)
         self.topics = self._topic_table() if self.topic_column < 0 else None
         has_topics = self.topic_column >= 0 or self.topics is not None
@@ -155,7 +155,11 @@ class Trainer:
 
         def loss(batch: PairBatch, label: Tensor, index: I64) -> Tensor:
             hidden = pair.hidden(*self._tensors(batch, FM_PAIR, self.fm_buckets))
-            return cross_entropy(pair.logit(hidden), label)
+            clicks = cross_entropy(pair.logit(hidden), label)
+            if not (self.fm_size.conversion and pair.training):  # early stopping goes by clicks
+                return clicks
+            converted = torch.from_numpy(self.data.converted[index]).to(label.device)
+            return clicks + pair.converted_loss(hidden, converted)
 
         self._fit(pair, loss, self.parts.fm, self.settings.epochs, "FM", validate)
         with torch.no_grad():
@@ -247,6 +251,24 @@ class Trainer:
 
     def fm_logits(self, runtime: OnnxRuntime, part: range) -> F32:
         return np.concatenate([runtime.embed(b)[:, -1] for b in self._pieces(part)])
+
+    def conversion(self, runtime: OnnxRuntime, part: range) -> dict[str, float] | None:
+        """The conversion head on the clicked pairs of `part`: log loss beside that of their mean rate; None without a
+        head or without a click."""
+        splits = self.data.impressions.splits
+        pairs = slice(int(splits[part.start]), int(splits[part.stop]))
+        clicked = self.data.clicked[pairs] > 0
+        if not self.fm_size.conversion or not clicked.any():
+            return None
+        logit = np.concatenate([runtime.embed(b)[:, -2] for b in self._pieces(part)])[clicked]
+        label = self.data.converted[pairs][clicked]
+        return {
+            "log_loss": round(metrics.log_loss(logit, label), 5),
+            "log_loss_of_rate": round(metrics.entropy(label), 5),
+            "auc": round(metrics.auc(logit, label), 4),
+            "clicks": int(clicked.sum()),
+            "rate": round(float(label.mean()), 4),
+        }
 
     def vm_logits(self, runtime: OnnxRuntime, part: range) -> F32:
         return np.concatenate([runtime.score(b).logit for b in self._pieces(part)])
@@ -378,7 +400,7 @@ class Trainer:
     @property
     def dims(self) -> Dims:
         s = self.fm_size
-        return Dims(s.embedding + 1, self.vm_size.profile, s.heads, 64, s.towers, s.tower_dim)
+        return Dims(s.outputs, self.vm_size.profile, s.heads, 64, s.towers, s.tower_dim)
 
     def manifest(
         self, graphs: dict[str, bytes], inputs: dict[str, dict[str, Input]], training: dict[str, Any]
@@ -559,6 +581,7 @@ def measure(t: Trainer, runtime: OnnxRuntime, store: ServedStore, delay_ms: int 
     out: dict[str, Any] = {name: metrics.summary(x, label, splits) for name, x in logits.items()}
     out["coverage"] = {name: round(n / len(label), 4) for name, n in filled.items()}
     out["ctr"] = round(float(label.mean()), 5)
+    out["conversion"] = t.conversion(runtime, part)
     gain = out["vm"]["log_loss"] - out["fm"]["log_loss"]
     if gain > 0.01 * out["vm"]["log_loss"]:
         for name in ("vm_fresh", "vm_served"):

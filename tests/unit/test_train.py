@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,11 @@ def test_a_bundle_comes_out(trained: Bundle, data: Dataset) -> None:
     assert 0 < test["coverage"]["direct"] < test["coverage"]["aggregate"] <= 1
     assert bundle.manifest.training["data_sha256"] == data.digest != ""
     assert test["vm_served"]["log_loss"] < 0.5
+    assert data.converted.any()
+    assert bundle.info.dim == 18  # 16 numbers, the conversion's logit, the click's
+    conversion = test["conversion"]
+    assert conversion["clicks"] > 10
+    assert 0 < conversion["log_loss"] < 2
 
 
 def test_the_same_seed_gives_the_same_bundle(trained: Bundle, data: Dataset, tmp_path: Path) -> None:
@@ -127,6 +133,39 @@ def test_the_graph_scores_what_torch_scores(data: Dataset) -> None:
     row = torch.from_numpy(np.repeat(np.arange(20), np.diff(batch.splits)))
     dots = state.dots(torch.from_numpy(users), torch.from_numpy(vectors), row)
     np.testing.assert_allclose(runtime.dots(users, vectors, batch.splits), dots.numpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_the_conversion_head_learns_and_leaves_the_rest_alone(data: Dataset) -> None:
+    """Converted where one hidden number is positive, given a click: the head finds it though ads not clicked, which
+    never convert, are half of what it sees; nothing below the head gets a gradient."""
+    torch.manual_seed(0)
+    fm = PairFm(data.spec, replace(fm_size("tiny"), conversion=True))
+    with torch.no_grad():
+        fm.head.weight.zero_()
+        fm.head.weight[0, 0] = 20.0  # a click where hidden number 0 is 1
+        fm.head.bias.fill_(-10.0)
+    hidden = torch.randn(2000, fm.head.in_features)
+    clicked = (torch.arange(2000) % 2).float()
+    hidden[:, 0] = clicked
+    hidden.requires_grad_(True)
+    converted = clicked * (hidden[:, 1] > 0).float()
+    optimiser = torch.optim.Adam(fm.convert.parameters(), lr=0.1)
+    for _ in range(200):
+        optimiser.zero_grad()
+        fm.converted_loss(hidden, converted).backward()
+        optimiser.step()
+    assert hidden.grad is None
+    assert all(p.grad is None for name, p in fm.named_parameters() if not name.startswith("convert."))
+    logit = fm.convert(hidden).squeeze(-1)
+    assert ((logit > 0) == (hidden[:, 1] > 0)).float().mean() > 0.95
+
+
+def test_a_log_without_conversions_has_no_head_for_them() -> None:
+    events = [Impression(str(k), "u", k, ["a", "b"]) for k in range(40)]
+    data = build([*events, *(Feedback(str(k), "u", 100 + k, ["a"]) for k in range(40))], FeatureSpec())
+    t = Trainer(data, TrainSettings(preset="tiny", threads=1))
+    assert not t.fm_size.conversion
+    assert t.dims.embedding == 17
 
 
 def test_labels_follow_the_feedback() -> None:
