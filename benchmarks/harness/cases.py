@@ -149,7 +149,7 @@ def _peer_verifier(run: Run, peer: str, how: str, command: Sequence[str]) -> Non
                 p.drain(lambda: topics.send("candidates", records), lambda want=want: topics.end(out) >= want)  # type: ignore[misc]
             )
     _rates(run, f"verifier.{name}", samples, len(records), "event")
-    theirs = [decode_precompute(r.value) for r in read_all(kafka, name)]
+    theirs = [decode_precompute(value) for value in topics.read(out)]
     run.figures.add(f"verifier.{name}.same_answers", _same(run.kept["verifier"], theirs), "share")
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
 
 from benchmarks.harness.events import Kafka
@@ -82,6 +82,22 @@ class Topics:
         for p in range(partitions or self.kafka.partitions):
             total += clients.watermarks(self._asker, name, p)[1]
         return total
+
+    def read(self, name: str) -> list[bytes]:
+        """All committed values of any topic, full name, up to its present end."""
+        reader = consumer(self.kafka, f"bench-all-{os.getpid()}", enable_partition_eof=True)
+        left = set(range(self.kafka.partitions))
+        reader.assign([TopicPartition(name, p, OFFSET_BEGINNING) for p in left])
+        out: list[bytes] = []
+        deadline = time.monotonic() + LIMIT_S
+        while left and time.monotonic() < deadline:
+            for m in reader.consume(1000, 1.0):
+                if m.error() is None:
+                    out.append(m.value())
+                elif m.error().code() == KafkaError._PARTITION_EOF:
+                    left.discard(m.partition())
+        reader.close()
+        return out
 
     def close(self) -> None:
         self._asker.close()
