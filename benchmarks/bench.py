@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.harness import page  # noqa: E402
 from benchmarks.harness.cases import CASES, QUICK, Run  # noqa: E402
-from benchmarks.harness.figures import table  # noqa: E402
+from benchmarks.harness.figures import Figures, table  # noqa: E402
 from topics.brokers.java import SERVER_JVM, JavaKafka  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,7 +38,14 @@ def main() -> int:
     parser.add_argument("--only", default="", help=f"comma-separated cases of {', '.join(CASES)}")
     parser.add_argument("--keep", action="store_true", help="keep the run's folder, with the logs of all processes")
     parser.add_argument("--page", action="store_true", help="write docs/benchmarks.md after a quick or partial run too")
+    parser.add_argument(
+        "--render", action="store_true", help="only write docs/benchmarks.md again, from reports/bench.json"
+    )
     given = parser.parse_args()
+    if given.render:
+        result = json.loads((ROOT / "reports" / "bench.json").read_text())
+        (ROOT / "docs" / "benchmarks.md").write_text(page.page(Figures.of_detail(result["detail"]), result))
+        return 0
     logging.getLogger("topics.kafka").setLevel(logging.CRITICAL)
     names = [n for n in given.only.split(",") if n] or list(QUICK if given.quick else CASES)
     if unknown := set(names) - set(CASES):

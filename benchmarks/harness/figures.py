@@ -93,6 +93,11 @@ class Figures:
             }  # fmt: skip
         return {**out, "detail": detail}
 
+    @classmethod
+    def of_detail(cls, detail: dict[str, Any]) -> Figures:
+        """From `nested()["detail"]`."""
+        return cls({key: Figure(d["values"], d["unit"], d["note"]) for key, d in detail.items()})
+
     def rows(self) -> list[tuple[str, str, str, str, str]]:
         """(key, median with unit, spread, target, verdict)."""
         out = []
