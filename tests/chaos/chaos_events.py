@@ -134,6 +134,18 @@ class Actions:
         time.sleep(self.unreachable_s)
         process.resume()
 
+    def _broker_full(self, e: Event) -> None:
+        """Its disk takes no more: files may not grow, which ends it. Then there is room again."""
+        pid = self.broker.pid
+        assert pid is not None
+        psutil.Process(pid).rlimit(psutil.RLIMIT_FSIZE, (4_096, 4_096))
+        until = time.monotonic() + 15.0
+        while self.broker.running and time.monotonic() < until:
+            time.sleep(0.1)
+        self.say("the broker ended over its full disk" if not self.broker.running else "the broker bears a full disk")
+        self.broker.kill()
+        self.broker.start(90)
+
     def _broker_slow(self, e: Event) -> None:
         """Runs a third of the time for ten seconds."""
         pid = self.broker.pid
@@ -183,6 +195,7 @@ def long(rng: random.Random, kills: int) -> list[Event]:
     events += [Event("kill_lose", "embedder"), Event("kill_lose", "ranker")]
     events += [Event("kill_broker", "broker")] * 3 + [Event("kill_all", "all")] * 2
     events += [Event("broker_restart", "broker"), Event("broker_frozen", "broker"), Event("broker_slow", "broker")]
+    events += [Event("broker_full", "broker")]
     sure = sum({"kill_all": 4, "point": 1, "kill": 1, "kill_lose": 1, "kill_broker": 1}.get(e.what, 0) for e in events)
     events += [Event("kill", rng.choice(ROLES)) for _ in range(max(0, kills - sure))]
     rng.shuffle(events)
