@@ -123,8 +123,8 @@ FOOT = """
 - **Kafka Streams** (the ranker's join in Java) is not built yet; `ranker.kstreams_over_ours` has no figure.
 
 ## GPU
-Not measured on a GPU. `python benchmarks/gpu.py` checks the FM's vectors against float32 on the CPU and times batches of
-256 to 65,536 pairs where there is a card; here it ran in its reduced form, one CPU thread, CPU time:
+Not measured on a GPU. `python benchmarks/gpu.py` checks the FM's vectors against float32 on the CPU and times batches
+of 256 to 65,536 pairs where there is a card; here it ran in its reduced form, one CPU thread, CPU time:
 
 | engine | FM | batch | pairs/s | TFLOP/s | share of the measured matrix peak |
 |---|---|---|---|---|---|
