@@ -59,7 +59,7 @@ class ReplayState:
     seconds: float = 0.0
     complete: bool = False
     read: float = 0.0
-    """share of the log that was read, 0..1"""
+    """share of the log that was sent, 0..1"""
 
 
 class Replay:
@@ -115,6 +115,9 @@ class Replay:
         self._bytes = 0
         self._opened_s = 0.0
         self._told_s = 0.0
+        self._blocks: Ahead | None = None
+        self._of_block = 0.0
+        """how much of the block under way has been sent, 0..1"""
         self._stored = Saved()
         """what the broker holds; another run's until the first commit"""
         self._saved = Saved()
@@ -164,12 +167,15 @@ class Replay:
         self.state.shift_ms = self._saved.shift_ms
 
     def _send(self) -> None:
-        self._blocks = Ahead(blocks(self.source, self.topics, self._saved.position, self._saved.shift_ms))
+        found = blocks(self.source, self.topics, self._saved.position, self._saved.shift_ms)
+        self._blocks = Ahead(found, self.source.progress)
         for block in self._blocks:
             if self._stop.is_set():
                 break
+            self._of_block = 0.0
             if self._pacer is None:
                 self._produce(block)
+                self._of_block = 1.0
             elif not self._paced(self._pacer, block):
                 break
             now = time.monotonic()
@@ -184,7 +190,8 @@ class Replay:
 
     def _paced(self, pacer: Pacer, block: list[Record]) -> bool:
         """One record after the other, each when it is due. False: asked to stop."""
-        for record in block:
+        for n, record in enumerate(block):
+            self._of_block = n / len(block)
             now = time.monotonic()
             if now - self._told_s >= TELL_S:
                 self._tell()
@@ -194,6 +201,7 @@ class Replay:
             self._produce([record])
             if self._bytes >= BATCH_BYTES:
                 self._commit()
+        self._of_block = 1.0
         return True
 
     def _wait(self, pacer: Pacer, ts: int, now: float) -> None:
@@ -266,7 +274,7 @@ class Replay:
         )
         while True:
             try:
-                self._session.commit(saved, self._blocks.more)
+                self._session.commit(saved, self._blocks.more if self._blocks else lambda: False)
                 break
             except (KafkaException, Hung) as e:
                 if self._again(e, saved):
@@ -344,8 +352,7 @@ class Replay:
     def _tell(self) -> None:
         self._told_s = time.monotonic()
         if self._on_progress is not None:
-            progress = self.source.progress
-            share = progress.done / progress.total if progress.total else 0.0
+            share = self._blocks.share(self._of_block) if self._blocks is not None else 0.0
             self.state.read = 1.0 if self.state.complete else share
             self._on_progress(self.state)
 

@@ -32,7 +32,7 @@ from topics.events import (
     decode_event,
     encode,
 )
-from topics.readers import EventLog, jsonl
+from topics.readers import EventLog, Progress, jsonl
 
 TOPIC_OF: dict[type, str] = {
     Candidates: "candidates",
@@ -85,32 +85,42 @@ def blocks(log: EventLog, topics: Collection[str], after: int = 0, shift_ms: int
 
 class Ahead:
     """An iterator over blocks that can read a few of them before they are asked for: `more`, while there is nothing
-    better to do."""
+    better to do. `share` says how much of the log has been used, which is less than what has been read."""
 
-    def __init__(self, source: Iterator[list[Record]]) -> None:
-        self._source = source
-        self._ready: deque[list[Record]] = deque()
+    def __init__(self, source: Iterator[list[Record]], progress: Progress) -> None:
+        self._source, self._progress = source, progress
+        self._ready: deque[tuple[list[Record], int]] = deque()
         self._end: BaseException | None = None
+        self._before = self._after = 0
 
     def more(self) -> bool:
         """Reads one block. False: there is no more to read now. An error of the log is kept for its place."""
         if self._end is not None or len(self._ready) >= AHEAD_BLOCKS:
             return False
         try:
-            self._ready.append(next(self._source))
+            self._ready.append((next(self._source), self._progress.done))
         except BaseException as e:
             self._end = e
         return True
+
+    def share(self, of_block: float) -> float:
+        """0..1 of the log, when so much (0..1) of the block given out last has been used."""
+        used = self._before + (self._after - self._before) * of_block
+        return min(1.0, used / self._progress.total) if self._progress.total else 0.0
 
     def __iter__(self) -> Ahead:
         return self
 
     def __next__(self) -> list[Record]:
-        if self._ready:
-            return self._ready.popleft()
-        if self._end is not None:
-            raise self._end
-        return next(self._source)
+        if not self._ready:
+            if self._end is None:
+                self.more()
+            if not self._ready:
+                assert self._end is not None
+                raise self._end
+        self._before = self._after
+        block, self._after = self._ready.popleft()
+        return block
 
 
 def first_time(log: EventLog) -> int | None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from topics.errors import ContractError
 from topics.events import Candidates, Event, Feedback, Impression, Item, encode
 from topics.pacing import MAX_GAP_MS, Pacer
-from topics.readers import BadLines, EventLog
+from topics.readers import BadLines, EventLog, Progress
 from topics.replay_records import AHEAD_BLOCKS, TOPICS, Ahead, Record, blocks, first_time, records
 
 T0 = 1_700_000_000_000
@@ -80,17 +80,19 @@ def test_positions_do_not_depend_on_where_one_begins(tmp_path: Path) -> None:
 
 def test_reading_ahead_changes_neither_order_nor_the_place_of_an_error(tmp_path: Path) -> None:
     log = write(tmp_path / "log.jsonl", [encode(e) for e in EVENTS])
-    ahead = Ahead(blocks(log, TOPICS))
+    ahead = Ahead(blocks(log, TOPICS), log.progress)
     while ahead.more():
         pass
+    assert ahead.share(1.0) == 0.0  # read, not used
     assert [r for block in ahead for r in block] == list(records(log, TOPICS))
+    assert ahead.share(1.0) == 1.0
 
     def many():  # type: ignore[no-untyped-def]
         for i in range(2 * AHEAD_BLOCKS):
             yield [Record(i, "items", "k", b"", 0, 0)]
         raise ContractError("bad line")
 
-    ahead = Ahead(many())
+    ahead = Ahead(many(), Progress(total=100))
     got: list[int] = []
 
     def take() -> None:
@@ -102,6 +104,23 @@ def test_reading_ahead_changes_neither_order_nor_the_place_of_an_error(tmp_path:
     with pytest.raises(ContractError):
         take()
     assert got == list(range(2 * AHEAD_BLOCKS))
+
+
+def test_the_share_sent_lies_within_the_block_under_way() -> None:
+    progress = Progress(total=100)
+
+    def chunks():  # type: ignore[no-untyped-def]
+        for done in (40, 100):
+            progress.done = done
+            yield [Record(1, "items", "k", b"", 0, 0)]
+
+    ahead = Ahead(chunks(), progress)
+    next(ahead)
+    assert [ahead.share(x) for x in (0.0, 0.5, 1.0)] == [0.0, 0.2, 0.4]
+    assert ahead.more()
+    assert ahead.share(1.0) == 0.4
+    next(ahead)
+    assert [ahead.share(x) for x in (0.0, 1.0)] == [0.4, 1.0]
 
 
 def test_moving_times_moves_histories_and_leaves_what_is_unknown(tmp_path: Path) -> None:
