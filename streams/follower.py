@@ -114,7 +114,8 @@ class Follower:
             try:
                 return watermarks(self._asker, topic, partition, deadline.left(5.0))
             except KafkaException as e:
-                if deadline.over or self._stop.is_set() or not passing(e.args[0]):
+                later = passing(e.args[0]) or e.args[0].code() == KafkaError._UNKNOWN_PARTITION
+                if deadline.over or self._stop.is_set() or not later:
                     raise
                 log.warning("follower: bounds of %s %d: %s; trying again", topic, partition, e.args[0])
                 time.sleep(0.2)
