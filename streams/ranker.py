@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from models import kernels
 from models.api import SLOTS, SOURCES, PairBatch, Runtime, Slots
 from models.catalogue import Catalogue
 from models.features import Encoder
@@ -61,8 +62,9 @@ class ItemVectors:
         self._reset()
 
     def _reset(self) -> None:
-        self._keys = np.zeros(0, np.uint64)
-        self._rows = np.zeros(0, np.int64)
+        self._keys = np.zeros(1024, np.uint64)
+        self._rows = np.zeros(1024, np.int32)
+        self._ids = np.zeros(0, np.uint64)
         self._vectors = np.zeros((0, self._runtime.info.item_dim), np.float32)
         self._topics = np.zeros(0, np.uint32)
 
@@ -75,27 +77,29 @@ class ItemVectors:
         missing = at < 0
         if missing.any():
             new = np.unique(items[missing])
-            if len(self._keys) + len(new) > self._capacity:
+            if len(self._ids) + len(new) > self._capacity:
                 self._reset()
                 new = np.unique(items)
             self._add(new)
             at = self._find(items)
         return self._vectors[at], self._topics[at]
 
-    def _find(self, items: npt.NDArray[np.uint64]) -> I64:
-        if not len(self._keys):
-            return np.full(len(items), -1, np.int64)
-        i = np.minimum(np.searchsorted(self._keys, items), len(self._keys) - 1)
-        return np.where(self._keys[i] == items, self._rows[i], -1)
+    def _find(self, items: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
+        rows: npt.NDArray[np.int32] = kernels.table_find(self._keys, self._rows, np.ascontiguousarray(items))
+        return rows
 
     def _add(self, new: npt.NDArray[np.uint64]) -> None:
         vectors, topics = self._runtime.item_vectors(new, self._catalogue.features(new))
-        rows = np.arange(len(self._vectors), len(self._vectors) + len(new))
-        keys = np.concatenate([self._keys, new])
-        order = np.argsort(keys)
-        self._keys, self._rows = keys[order], np.concatenate([self._rows, rows])[order]
+        first = len(self._ids)
+        self._ids = np.concatenate([self._ids, new])
         self._vectors = np.concatenate([self._vectors, vectors])
         self._topics = np.concatenate([self._topics, topics])
+        size = len(self._ids)
+        if 2 * size > len(self._keys):
+            length = 1 << (4 * size - 1).bit_length()
+            self._keys, self._rows = np.zeros(length, np.uint64), np.zeros(length, np.int32)
+            first = 0
+        kernels.table_insert(self._keys, self._rows, self._ids[first:], np.arange(first, size, dtype=np.int32))
 
 
 @dataclass(slots=True)
