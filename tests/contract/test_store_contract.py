@@ -79,12 +79,13 @@ def test_aggregates_end_at_the_window(make: Make, age: int, live: bool) -> None:
     assert out.topic_ts_ms.tolist() == [T0 if live else -1]
 
 
-def test_a_window_shorter_than_the_ttl(make: Make) -> None:
+@pytest.mark.parametrize(("age", "live"), [(HOUR // 2 - 1, True), (HOUR // 2, False), (HOUR - 1, False)])
+def test_a_window_shorter_than_the_ttl(make: Make, age: int, live: bool) -> None:
     store = make(StoreSettings(ttl_ms=HOUR, window_ms=HOUR // 2, cache_bytes=1 << 20))
     store.apply([record(0, 1, T0, [10])])
-    out = ask(store, [(1, [10], T0 + HOUR - 1)])
+    out = ask(store, [(1, [10], T0 + age)])
     assert out.ts_ms.tolist() == [T0]
-    assert out.aggregate_count.tolist() == [0]
+    assert out.aggregate_count.tolist() == out.topic_count.tolist() == [live]
 
 
 @pytest.mark.parametrize(("now", "seen"), [(T0 - 1, False), (T0, True)])
