@@ -22,9 +22,9 @@ setup: .venv/.setup-done  ## .venv with everything the pipeline, the demo and th
 	  echo "setup: making .venv with $$($$python --version) ($$python)"; \
 	  "$$python" -m venv .venv; \
 	fi
-	@echo "setup: installing the pinned packages of constraints.txt (about 500 MB to fetch, a minute or two)"
+	@echo "setup: installing the pinned packages of constraints.txt (about 500 MB to fetch, some minutes)"
 	@$(PIP) install --progress-bar off -c constraints.txt -e '.[dev,embedded]' | $(BRIEF)
-	@echo "setup: compiling the kernels (half a minute or so, once)"
+	@echo "setup: compiling the kernels (a minute or so, once)"
 	@$(BIN)/python -m streams.warm
 	@touch $@
 	@echo "setup: done"
