@@ -25,7 +25,12 @@ PARTITIONS = 4
 USERS = 1000
 """of the warm state: 100,000 live pairs"""
 US = 1e6
-UNCAPPED = ("verifier.per_user_cap=1000000000", f"verifier.top_k={ACCEPTED}")
+UNCAPPED = (
+    "verifier.per_user_cap=1000000000",
+    f"verifier.top_k={ACCEPTED}",
+    # No embedder drains what the verifier alone passes on: without this its gate would shed pairs, and do less work.
+    "verifier.backlog_high_pairs=1000000000",
+)
 BATCH_PAIRS = 1024
 
 

@@ -1,10 +1,10 @@
 """Freshness: user event produced -> its state rankable; candidate produced -> its embedding rankable.
 
 All three roles run; candidates events arrive at a steady rate that keeps the embedder at a chosen load. Some of them
-are *probed*: impressions of the same user and one of the candidates follow every `EVERY_S`, and the first answer whose
-state (or direct embedding) is of that very event ends the probe. Its figure is the time of ranking (the ranker's clock)
-less the time the event was due, so it is an upper bound, off by at most `EVERY_S`; a probe that is given up counts as
-`GIVE_UP_S`.
+are *probed*: impressions of the same user and `ADS` of the candidates (half of which the verifier passes on) follow
+every `EVERY_S`, and the first answer with a state (or a direct embedding) of that very event ends the probe. Its figure
+is the time of ranking (the ranker's clock) less the time the event was due, so it is an upper bound, off by at most
+`EVERY_S`; a probe that is given up counts as `GIVE_UP_S`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from topics.events import decode_ranked_ads
 from topics.kafka import KafkaSettings
 
 EVERY_S = 0.02
+ADS = 20
 GIVE_UP_S = 10.0
 PROBES_PER_S = 4.0
 WARM_UP_S = 3.0
@@ -32,7 +33,7 @@ class _Probe:
     user: str
     ts: int
     due: float
-    item: str
+    items: list[str]
     history: list[str]
     next_at: float
     state_ms: float | None = None
@@ -70,7 +71,7 @@ def freshness(
             ts = int(due * 1000)
             made.produce(candidates, _candidates(f"f{k}", user, ts, items, history), user.encode())
             if measured:
-                probe = _Probe(user, ts, due, items[0], history, due + EVERY_S)
+                probe = _Probe(user, ts, due, items[:ADS], history, due + EVERY_S)
                 open_probes[user] = probe
                 probe_no += 1
                 next_probe += 1 / PROBES_PER_S
@@ -127,7 +128,7 @@ def _impression(probe: _Probe, ts: int) -> bytes:
     return msgspec.json.encode(
         {
             "type": "impression", "id": f"{probe.user}-{ts}", "user": probe.user, "ts": ts,
-            "ads": [probe.item], "features": _features(ts, probe.history),
+            "ads": probe.items, "features": _features(ts, probe.history),
         }
     )  # fmt: skip
 
@@ -138,8 +139,12 @@ def _take(value: bytes, probes: dict[str, _Probe]) -> None:
     if probe is None or answer.slots is None:
         return
     taken_ms = answer.ranked_ms - 1000 * probe.due
-    ages = {name: column[0] for name, column in answer.slots.items()}
-    if probe.state_ms is None and ages["state"] is not None and answer.ts - ages["state"] == probe.ts:
+    if probe.state_ms is None and _of(answer.slots["state"], answer.ts, probe.ts):
         probe.state_ms = taken_ms
-    if probe.pair_ms is None and ages["direct"] is not None and answer.ts - ages["direct"] == probe.ts:
+    if probe.pair_ms is None and _of(answer.slots["direct"], answer.ts, probe.ts):
         probe.pair_ms = taken_ms
+
+
+def _of(ages: Sequence[int | None], now: int, ts: int) -> bool:
+    """Whether any ad has data of event time `ts`."""
+    return any(age is not None and now - age == ts for age in ages)
