@@ -20,13 +20,13 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Of one run of `benchmarks/bench.py` on a crowded two-core machine: upper bounds of the CPU needed."""
+    """Of the run in docs/benchmarks.md, on two cores that broker and load shared: upper bounds of the CPU needed."""
 
-    verifier_us: float = 267.0
+    verifier_us: float = 240.0
     """per event of 100 candidates"""
-    ranker_us: float = 427.0
+    ranker_us: float = 330.0
     """per impression of 50 ads"""
-    embedder_host_us: float = 30.0
+    embedder_host_us: float = 38.0
     """per pair, beside the FM itself"""
     candidates: int = 100
     ads: int = 50

@@ -60,7 +60,8 @@ def page(figures: Figures, result: dict[str, Any]) -> str:
         "",
         f"- Machine: {m['cpu']}, {m['cores']} cores, {m['system']}; Python {m['python']}; {m['java']}",
         f"- Packages: {', '.join(f'{k} {v}' for k, v in m['packages'].items())}",
-        f"- Form: {'quick (--quick)' if result['quick'] else 'whole'}.",
+        f"- Command: `python benchmarks/bench.py {' '.join(result['arguments'])}`"
+        + ("; a quick form: 2 to 3 repeats, growth to 1e6 pairs only." if result["quick"] else "."),
         f"- Load average (1 minute) before the run {m['load_before']:g}, after it {m['load_after']:g}; "
         f"the run took {result['took_s']:.0f} s.",
     ]
