@@ -73,7 +73,8 @@ def main() -> int:
             shutil.rmtree(folder, ignore_errors=True)
     took = time.monotonic() - began
     result = {
-        **run.figures.nested(), "failures": failures, "quick": given.quick, "arguments": sys.argv[1:], "took_s": round(took, 1),
+        **run.figures.nested(), "failures": failures, "quick": given.quick,
+        "arguments": sys.argv[1:], "took_s": round(took, 1),
         "machine": {**machine, "load_after": page.load()},
     }  # fmt: skip
     reports = ROOT / "reports"
