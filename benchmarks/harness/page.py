@@ -61,8 +61,8 @@ def page(figures: Figures, result: dict[str, Any]) -> str:
         f"- Packages: {', '.join(f'{k} {v}' for k, v in m['packages'].items())}",
         f"- Command: `python benchmarks/bench.py {' '.join(result['arguments'])}`"
         + ("; a quick form: 2 to 3 repeats, growth to 1e6 pairs only." if result["quick"] else "."),
-        f"- Load average (1 minute) before the run {m['load_before']:g}, after it, its own included, {m['load_after']:g}; "
-        f"the run took {result['took_s']:.0f} s.",
+        f"- Load average (1 minute) before the run {m['load_before']:g}, after it, its own included, "
+        f"{m['load_after']:g}; the run took {result['took_s']:.0f} s.",
     ]
     if m["load_before"] > BUSY:  # the load after it is mostly the run's own processes
         lines += [
@@ -84,7 +84,7 @@ def page(figures: Figures, result: dict[str, Any]) -> str:
         "",
     ]
     if missed := figures.missed():
-        lines += ["**Missed:** " + ", ".join(f"`{k}`" for k in missed) + ". See performance-notes.md for why.", ""]
+        lines += ["**Missed:** " + ", ".join(f"`{k}`" for k in missed) + ". See performance-notes.md.", ""]
     if absent := figures.absent():
         lines += ["**Not measured in this run:** " + ", ".join(f"`{k}`" for k in absent) + ".", ""]
     if result["failures"]:
