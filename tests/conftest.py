@@ -6,6 +6,14 @@ import os
 from importlib.util import find_spec
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Machines are shared: a slow draw is no finding. In CI the same examples every time; elsewhere new ones every run.
+settings.register_profile(
+    "solaris", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
+settings.register_profile("solaris-ci", parent=settings.get_profile("solaris"), derandomize=True)
+settings.load_profile("solaris-ci" if os.environ.get("CI", "").lower() in ("1", "true", "yes") else "solaris")
 
 _LEFT_OUT = pytest.StashKey[list[str]]()
 
