@@ -46,6 +46,8 @@ class Progress:
 
     ranked: int = 0
     chunks: int = 0
+    states: int = 0
+    """chunks with a user state: one for every candidates event that got through"""
     sources: Counter[str] = field(default_factory=Counter)
     replay: ReplayState | None = None
     impressions: int = 0
@@ -107,6 +109,7 @@ class Watcher:
             chunk = decode_embedding(value)
             self.chunk_at_ms.append((chunk.event_id, bool(len(chunk.state)), now_ms))
             p.chunks += 1
+            p.states += bool(len(chunk.state))
         else:
             said = msgspec.json.decode(value)
             if said.get("ready"):

@@ -140,10 +140,12 @@ def _display(progress: Progress) -> Iterator[None]:
             rate = (progress.ranked - before) / (now - at)
             before, at = progress.ranked, now
             ads = sum(progress.sources.values()) or 1
+            sent = dict(state.by_topic)
             covered = " ".join(f"{s} {n / ads:.0%}" for s, n in progress.sources.most_common())
             text = (
                 f"  replay {state.read:4.0%}  ranked {progress.ranked:,}/{progress.impressions:,} ({rate:,.0f}/s)  "
-                f"embedding chunks {progress.chunks:,}  {covered}"
+                f"lag {max(0, sent.get('impressions', 0) - progress.ranked):,} impressions, "
+                f"{max(0, sent.get('candidates', 0) - progress.states):,} user events  {covered}"
             )
             print(("\r\x1b[2K" if terminal else "") + text, end="" if terminal else "\n", file=sys.stderr, flush=True)
 
