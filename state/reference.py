@@ -11,7 +11,7 @@ import numpy.typing as npt
 from state.answers import empty_lookup
 from state.api import I64, U32, U64, ApplyResult, ChangelogRecord, Lookup, StoreDims, StoreSettings
 from state.chunk import decode_chunk
-from topics.errors import DecodeError
+from topics.errors import DecodeError, StoreError
 from topics.packed import EmbeddingChunk
 
 
@@ -102,7 +102,7 @@ class ReferenceStore:
         return {"position": position, "clock_ms": self.clock_ms, "chunks": sum(map(len, self.chunks.values()))}
 
     def checkpoint(self, path: Path) -> None:
-        raise NotImplementedError("the reference store lives in memory only")
+        raise StoreError("the reference store lives in memory only: checkpoint a RocksStore")
 
     def close(self) -> None:
         pass

@@ -56,9 +56,7 @@ def backtest(
     refresh: RefreshOption = "on_change",
     neighbours: NeighboursOption = 16,
     start: StartOption = None,
-    no_fm: Annotated[
-        bool, typer.Option("--no-fm", help="Do not score with the FM: faster, no transfer ratio.")
-    ] = False,
+    no_fm: NoFmOption = False,
     sources: SourcesOption = "auto",
     strict: StrictOption = False,
     device: Annotated[str, typer.Option(help="Device of the FM: cpu or cuda.")] = "cpu",
@@ -138,9 +136,7 @@ def sweep(
     refresh: RefreshOption = "on_change",
     neighbours: NeighboursOption = 16,
     start: StartOption = None,
-    no_fm: Annotated[
-        bool, typer.Option("--no-fm", help="Do not score with the FM: faster, no transfer ratio.")
-    ] = False,
+    no_fm: NoFmOption = False,
     sources: SourcesOption = "auto",
     processes: Annotated[int, typer.Option(help="Processes, one thread each; 0: as many as cores.", min=0)] = 0,
     out: Annotated[Path, typer.Option(help="Folder for sweep.json and sweep.html.")] = Path("reports/sweep"),
