@@ -11,11 +11,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from confluent_kafka import TopicPartition
 
 from streams.audit import read_all
-from topics.kafka import KafkaSettings
+from topics.kafka import KafkaSettings, consumer, group_name
 
 ROOT = Path(__file__).parents[1]
+FLOW = (
+    ("verifier", "verifier", "candidates"),
+    ("embedder", "embedder-state", "precompute"),
+    ("embedder", "embedder", "precompute"),
+    ("ranker", "ranker", "impressions"),
+)
+"""role, its consumer group, the group's topic; what one writes the next reads"""
 
 
 class Roles:
@@ -79,7 +87,7 @@ class Roles:
             out.append(f"--- {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-40:]))
         return "\n".join(out)
 
-    def wait_ready(self, timeout_s: float = 90.0) -> None:
+    def wait_ready(self, timeout_s: float = 240.0) -> None:
         """Until every role has said on `stats` that it is in its group, with its catalogue and stores loaded."""
         wanted = {n: p.pid for n, p in self.processes.items()}
         deadline = time.monotonic() + timeout_s
@@ -92,30 +100,54 @@ class Roles:
             time.sleep(0.5)
         raise AssertionError(f"not ready after {timeout_s} s\n{self.logs()}")
 
-    def settle(self, timeout_s: float = 60.0) -> None:
-        """Until what the verifier passed on is embedded: the changelog and the lags of the roles stand still."""
+    def settle(self, timeout_s: float = 180.0) -> None:
+        """Until the running roles have done all their input: every group has committed up to the last record of its
+        topic, in the order of the flow. Nothing may be fed meanwhile."""
         deadline = time.monotonic() + timeout_s
-        last, since = -1, time.monotonic()
-        while time.monotonic() < deadline:
-            now = len(read_all(self.kafka, "embeddings")) + len(read_all(self.kafka, "precompute"))
-            if now != last:
-                last, since = now, time.monotonic()
-            elif time.monotonic() - since > 3.0:
-                return
+        running = {name.split("-")[0] for name in self.processes}
+        for role, group, topic in FLOW:
+            while role in running and (behind := self.behind(group, topic)):
+                self._check_alive()
+                if time.monotonic() > deadline:
+                    raise AssertionError(f"{group} is behind on {topic} by {behind} after {timeout_s} s\n{self.logs()}")
+                time.sleep(0.3)
+
+    def behind(self, group: str, topic: str) -> dict[int, int]:
+        """Partition -> distance in offsets from what the group has committed to the last committed record of its
+        topic; partitions that are done are left out. The marker of the last transaction is no record."""
+        ends: dict[int, int] = {}
+        for r in read_all(self.kafka, topic):
+            ends[r.partition] = max(ends.get(r.partition, 0), r.offset + 1)
+        asker = consumer(self.kafka, group_name(self.kafka, group))
+        try:
+            wanted = [TopicPartition(self.kafka.topic(topic), p) for p in ends]
+            done = {tp.partition: max(0, tp.offset) for tp in asker.committed(wanted, timeout=30.0)}
+        finally:
+            asker.close()
+        return {p: end - done[p] for p, end in ends.items() if done[p] < end}
+
+    def wait_applied(self, chunks: int, timeout_s: float = 120.0) -> None:
+        """Until the ranker, started once, has applied so many chunks of the changelog."""
+        deadline = time.monotonic() + timeout_s
+        applied = 0
+        while applied < chunks:
+            said = [msgspec.json.decode(r.value or b"{}") for r in read_all(self.kafka, "stats")]
+            applied = max((s["counters"].get("chunks_applied", 0) for s in said if s["role"] == "ranker"), default=0)
             self._check_alive()
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{applied} of {chunks} chunks applied after {timeout_s} s\n{self.logs()}")
             time.sleep(0.3)
-        raise AssertionError(f"embeddings still move after {timeout_s} s\n{self.logs()}")
 
     def _check_alive(self) -> None:
         for name, p in self.processes.items():
             if p.poll() is not None:
                 raise AssertionError(f"{name} ended with code {p.returncode}\n{self.logs()}")
 
-    def wait_ranked(self, n: int, timeout_s: float = 90.0) -> None:
+    def wait_ranked(self, n: int, timeout_s: float = 240.0) -> None:
         """Until `ranked-ads` has `n` committed records."""
         self.wait_records("ranked-ads", n, timeout_s)
 
-    def wait_records(self, topic: str, n: int, timeout_s: float = 90.0) -> None:
+    def wait_records(self, topic: str, n: int, timeout_s: float = 240.0) -> None:
         deadline = time.monotonic() + timeout_s
         found = 0
         while time.monotonic() < deadline:
