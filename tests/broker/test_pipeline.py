@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from pathlib import Path
 
 import pytest
+from feeder import Feeder
 from pipeline import ROOT, Roles
 
 from models.runtime import open_runtime
@@ -66,17 +66,18 @@ def test_every_impression_once_although_each_role_is_killed(
     with Roles(kafka, tmp_path / "roles", BUNDLE) as roles:
         roles.start_all()
         roles.wait_ready()
-        done = threading.Thread(target=replay, args=(EventLog(log), kafka, span_ms / 20_000))
-        done.start()
+        feeder = Feeder(log, kafka)
+        feeder.start(span_ms / 400_000)  # longer than the kills take; the rest comes at once
         killed = 0
         for role in ("ranker", "embedder", "verifier"):
-            before = len(read_all(kafka, "ranked-ads"))
-            time.sleep(4)
-            assert before < impressions, f"{role} was to be killed in mid-stream"
+            roles.wait_ranked(len(read_all(kafka, "ranked-ads")) + 5)
+            time.sleep(1)
             roles.kill(role)
             killed += 1
             roles.start(role)
-        done.join()
+        assert feeder.going, "every kill was to come in mid-stream"
+        assert feeder.finish(300)
+        assert feeder.error is None
         roles.wait_ranked(impressions)
         roles.settle()
         codes = roles.stop()
@@ -103,8 +104,9 @@ def test_live_and_backtest_give_the_same_ranked_ads(kafka: KafkaSettings, tmp_pa
     with Roles(kafka, tmp_path / "roles", BUNDLE, ALL_PAIRS) as roles:
         roles.start_all()
         replay(EventLog(simulated), kafka, "max", topics=("items", "candidates"))
-        roles.wait_records("precompute", offered)
         roles.settle()
+        assert len(read_all(kafka, "precompute")) == offered
+        roles.wait_applied(len(read_all(kafka, "embeddings")))
         replay(EventLog(simulated), kafka, "max", topics=("impressions",))
         roles.wait_ranked(impressions)
     assert audit(kafka).clean

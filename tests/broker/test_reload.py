@@ -45,7 +45,7 @@ def counters(kafka: KafkaSettings, name: str) -> dict[str, int]:
 
 
 def wait_counter(roles: Roles, name: str, at_least: int) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         found = counters(roles.kafka, name)
         if len(found) == 3 and min(found.values()) >= at_least:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
 
 import pytest
+from feeder import Feeder
 from pipeline import Roles
 
 from models.catalogue import Catalogue
@@ -63,7 +63,6 @@ def test_embedder_alone(kafka: KafkaSettings, tmp_path: Path, log: Path) -> None
     client.flush()
     with Roles(kafka, tmp_path / "roles", BUNDLE) as roles:
         roles.start("embedder")
-        roles.wait_records("dlq", 1)
         roles.settle()
         assert roles.stop() == {"embedder": 0}, roles.logs()
     chunks = [decode_embedding(r.value) for r in read_all(kafka, "embeddings")]
@@ -93,15 +92,17 @@ def test_second_processes_join_and_the_first_ones_leave(kafka: KafkaSettings, tm
     with Roles(kafka, tmp_path / "roles", BUNDLE) as roles:
         roles.start_all()
         roles.wait_ready()
-        feeding = threading.Thread(target=replay, args=(EventLog(log), kafka, span_s / 25))
-        feeding.start()
-        time.sleep(3)
+        feeder = Feeder(log, kafka)
+        feeder.start(span_s / 400)  # longer than the joins take; the rest comes at once
+        roles.wait_ranked(1)
         for role in ("verifier", "embedder", "ranker"):
             roles.start(role, f"{role}-second")
-        time.sleep(10)
-        assert len(read_all(kafka, "ranked-ads")) < impressions, "the leave is to come in mid-stream"
+        roles.wait_ready()
+        time.sleep(2)
         codes = roles.stop(["verifier", "embedder", "ranker"])
-        feeding.join()
+        assert feeder.going, "the leave was to come in mid-stream"
+        assert feeder.finish(300)
+        assert feeder.error is None
         roles.wait_ranked(impressions)
         roles.settle()
         codes |= roles.stop()

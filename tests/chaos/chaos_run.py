@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import chaos_checks as checks
 from chaos_events import Actions, Event
 from chaos_fleet import Fleet
 from chaos_watch import Watch
+from feeder import Feeder
 from pipeline import Roles
 
 from models.runtime import open_runtime
@@ -21,7 +21,6 @@ from streams.audit import audit, read_all
 from streams.settings import load
 from topics import admin
 from topics.brokers import JavaKafka
-from topics.errors import BrokerError
 from topics.events import Impression
 from topics.kafka import KafkaSettings
 from topics.readers import EventLog, open_log
@@ -43,51 +42,6 @@ SETS = (
     # Small steps: more of them are in flight when something is killed.
     "loop.batch_records=40", "loop.session_timeout_ms=6000", "loop.transaction_timeout_ms=10000",
 )  # fmt: skip
-
-
-class Feeder:
-    """Replays the log in a thread, as often as it takes: a replay that the broker's death ended is resumed."""
-
-    def __init__(self, log: Path, kafka: KafkaSettings, say: Any) -> None:
-        self._log, self._kafka, self._say = log, kafka, say
-        self._speed: Any = "max"
-        self._stop = threading.Event()
-        self._hurry = False
-        self.resumed = 0
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
-
-    def start(self, speed: float) -> None:
-        self._speed = speed
-        self._thread.start()
-
-    def finish(self, timeout_s: float) -> bool:
-        """The rest at full speed."""
-        self._hurry = True
-        self._stop.set()
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    @property
-    def going(self) -> bool:
-        return self._thread.is_alive()
-
-    def _run(self) -> None:
-        try:
-            complete = False
-            while not complete:
-                if self._hurry:
-                    self._speed, self._stop = "max", threading.Event()
-                try:
-                    complete = replay(
-                        EventLog(self._log), self._kafka, self._speed, resume=True, stop=self._stop
-                    ).complete
-                except BrokerError as e:
-                    self.resumed += 1
-                    self._say(f"replay stopped and goes on: {str(e)[:120]}")
-                    time.sleep(0.5)
-        except BaseException as e:
-            self.error = e
 
 
 class Run:
