@@ -36,7 +36,7 @@ def make_topic(kafka: KafkaSettings, name: str) -> str:
     return topic
 
 
-def read(kafka: KafkaSettings, topic: str, count: int, seconds: float = 5.0) -> list[bytes]:
+def read(kafka: KafkaSettings, topic: str, count: int, seconds: float = 60.0) -> list[bytes]:
     reader = consumer(kafka, f"{kafka.prefix}reader")
     reader.assign([TopicPartition(topic, 0, 0)])
     got: list[bytes] = []
@@ -55,54 +55,56 @@ def read(kafka: KafkaSettings, topic: str, count: int, seconds: float = 5.0) -> 
 def test_aborted_and_open_transactions_are_not_read(first_look: KafkaSettings) -> None:
     topic = make_topic(first_look, "tx")
     out = producer(first_look, f"{first_look.prefix}tx")
-    out.init_transactions(10)
+    out.init_transactions(60)
     out.begin_transaction()
     out.produce(topic, value=b"aborted")
-    out.flush(5)
-    out.abort_transaction(10)
+    out.flush(120)
+    out.abort_transaction(60)
     out.begin_transaction()
     out.produce(topic, value=b"committed")
-    out.flush(5)
+    out.flush(120)
     assert read(first_look, topic, 1, seconds=1.0) == []
-    out.commit_transaction(10)
-    assert read(first_look, topic, 2, seconds=1.0) == [b"committed"]
+    out.commit_transaction(60)
+    assert read(first_look, topic, 1) == [b"committed"]
+    assert len(read(first_look, topic, 2, seconds=1.0)) < 2
 
 
 def test_a_second_producer_fences_the_first(first_look: KafkaSettings) -> None:
     topic = make_topic(first_look, "fence")
     old = producer(first_look, f"{first_look.prefix}fence")
-    old.init_transactions(10)
+    old.init_transactions(60)
     old.begin_transaction()
     old.produce(topic, value=b"old")
-    old.flush(5)
+    old.flush(120)
     new = producer(first_look, f"{first_look.prefix}fence")
-    new.init_transactions(10)
+    new.init_transactions(60)
     new.begin_transaction()
     new.produce(topic, value=b"new")
-    new.commit_transaction(10)
+    new.commit_transaction(60)
     with pytest.raises(KafkaException):
-        old.commit_transaction(10)
-    assert read(first_look, topic, 2, seconds=1.0) == [b"new"]
+        old.commit_transaction(60)
+    assert read(first_look, topic, 1) == [b"new"]
+    assert len(read(first_look, topic, 2, seconds=1.0)) < 2
 
 
 def test_offsets_are_committed_with_the_results(first_look: KafkaSettings) -> None:
     source, target = make_topic(first_look, "in"), make_topic(first_look, "out")
     feed = producer(first_look)
     feed.produce(source, value=b"event")
-    assert feed.flush(5) == 0
+    assert feed.flush(120) == 0
     reader = consumer(first_look, f"{first_look.prefix}role", group_instance_id="one")
     reader.subscribe([source])
     message = reader.poll(10.0)
     assert message is not None
     assert message.value() == b"event"
     out = producer(first_look, f"{first_look.prefix}role")
-    out.init_transactions(10)
+    out.init_transactions(60)
     out.begin_transaction()
     out.produce(target, value=b"result")
     out.send_offsets_to_transaction([TopicPartition(source, 0, 1)], reader.consumer_group_metadata(), 10)
-    assert reader.committed([TopicPartition(source, 0)], timeout=5)[0].offset < 0
-    out.commit_transaction(10)
-    assert reader.committed([TopicPartition(source, 0)], timeout=5)[0].offset == 1
+    assert reader.committed([TopicPartition(source, 0)], timeout=300)[0].offset < 0
+    out.commit_transaction(60)
+    assert reader.committed([TopicPartition(source, 0)], timeout=300)[0].offset == 1
     reader.close()
     assert read(first_look, target, 1) == [b"result"]
 
@@ -115,7 +117,7 @@ def test_records_survive_a_clean_restart_on_the_same_port(tmp_path: Path) -> Non
         topic = make_topic(kafka, "log")
         out = producer(kafka)
         out.produce(topic, value=b"kept")
-        assert out.flush(5) == 0
+        assert out.flush(120) == 0
         broker.stop()
         assert not broker.running
         broker.restart()

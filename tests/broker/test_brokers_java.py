@@ -23,7 +23,7 @@ def write(kafka: KafkaSettings, topic: str, values: list[bytes], transactional_i
         out.begin_transaction()
     for value in values:
         out.produce(topic, value=value, on_delivery=lambda e, _: failed.append(str(e)) if e else None)
-    assert out.flush(30) == 0
+    assert out.flush(120) == 0
     assert failed == []
     if transactional_id:
         out.commit_transaction(30)
@@ -113,11 +113,11 @@ def test_the_leader_of_a_partition_moves_when_its_node_is_killed(tmp_path: Path)
         kafka = KafkaSettings(bootstrap=cluster.bootstrap, prefix="three.", replication=3)
         topic = make_topic(kafka, "log", replication=3)
         write(kafka, topic, [b"1"])
-        leader = admin(kafka).list_topics(topic, timeout=10).topics[topic].partitions[0].leader
+        leader = admin(kafka).list_topics(topic, timeout=300).topics[topic].partitions[0].leader
         cluster.node(leader).kill()
         write(kafka, topic, [b"2"])
         assert read(kafka, topic, 2) == [b"1", b"2"]
-        moved = admin(kafka).list_topics(topic, timeout=10).topics[topic].partitions[0].leader
+        moved = admin(kafka).list_topics(topic, timeout=300).topics[topic].partitions[0].leader
         assert moved != leader
     assert not cluster.running
     assert all(node.pid is None for node in cluster.nodes)
@@ -134,7 +134,7 @@ def test_tied_broker_dies_with_its_starter(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
     pid = int(done.stdout)
-    for _ in range(100):
+    for _ in range(2_400):
         if not psutil.pid_exists(pid):
             break
         time.sleep(0.05)

@@ -105,7 +105,7 @@ def refused(settings: KafkaSettings, caplog: pytest.LogCaptureFixture) -> str:
 
 
 def test_the_right_password_and_authority_get_in(secure: SecureBroker) -> None:
-    assert wait_ready(secure.settings(), timeout_s=30) > 0
+    assert wait_ready(secure.settings(), timeout_s=240) > 0
 
 
 def test_a_wrong_password_is_refused_and_not_shown(secure: SecureBroker, caplog: pytest.LogCaptureFixture) -> None:

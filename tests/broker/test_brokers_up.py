@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.java]
 
 def solaris(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "streams.cli", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=180)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=600)
 
 
 def alive(process: psutil.Process) -> bool:

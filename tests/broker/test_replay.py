@@ -51,14 +51,14 @@ def read_back(kafka: KafkaSettings) -> dict[tuple[str, int], list[tuple[bytes, b
     try:
         wanted = [
             tp
-            for name, meta in reader.list_topics(timeout=20).topics.items()
+            for name, meta in reader.list_topics(timeout=300).topics.items()
             if name.startswith(kafka.prefix)
             for tp in _from_start(name, len(meta.partitions))
         ]
         reader.assign(wanted)
         out: dict[tuple[str, int], list[tuple[bytes, bytes]]] = defaultdict(list)
         ended: set[tuple[str, int]] = set()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while len(ended) < len(wanted):
             assert time.monotonic() < deadline, f"{len(wanted) - len(ended)} partitions without an end"
             for message in reader.consume(1_000, 0.2):
@@ -199,7 +199,7 @@ def test_kill_9_and_resume_gives_every_event_exactly_once(bus: KafkaSettings, tm
                 time.sleep(rng.random() * 0.2)
                 child.send_signal(signal.SIGKILL)
                 break
-        code = child.wait(60)
+        code = child.wait(300)
         child.stdout.close()
         if code == 0:
             break
@@ -223,9 +223,9 @@ def test_a_zombie_is_fenced(bus: KafkaSettings, tmp_path: Path) -> None:
 
     thread = threading.Thread(target=old)
     thread.start()
-    assert going.wait(30)
+    assert going.wait(300)
     state = replay(EventLog(path), bus, resume=True)
-    thread.join(60)
+    thread.join(300)
     assert state.complete
     assert state.resumed_events > 0
     assert "taken over" in str(failed[0])
@@ -271,9 +271,10 @@ def test_paced_replay_keeps_event_time_and_shows_events_as_they_are_due(bus: Kaf
     state = replay(EventLog(path), bus, 10.0, on_progress=lambda s: at.append((time.monotonic(), s.acknowledged)))
     took = time.monotonic() - started
     assert state.complete
-    assert 1.9 <= took < 12
-    half = [n for t, n in at if t - at[0][0] < took / 2]
-    assert 50 < max(half) < 110
+    assert took >= 1.9
+    assert len({n for _, n in at}) > 2, "as they are due, not all at once"
+    # However slow the machine is, nothing comes before its time: 50 items at once, then three events each 0.1 s.
+    assert all(n <= 50 + 3 * (2 + (t - started) * 10) for t, n in at)
 
 
 @pytest.mark.skipif(not (DATA / "mind_20191114").is_dir(), reason="the MIND day is not here; see docs/data.md")

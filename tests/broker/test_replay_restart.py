@@ -39,7 +39,7 @@ def test_a_broker_killed_in_mid_stream_costs_time_and_nothing_else(java_broker: 
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    assert going.wait(60)
+    assert going.wait(300)
     java_broker.kill()
     java_broker.restart()
     thread.join(120)

@@ -48,7 +48,7 @@ partitions = 2
         done = subprocess.run(
             [*COMMAND, *map(str, arguments), "--config", self.settings(**settings)],
             env=clean | {"SOLARIS_KAFKA_PROPERTIES__SASL_PASSWORD": password},
-            capture_output=True, text=True, timeout=120, check=False,
+            capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         assert PASSWORD not in done.stdout + done.stderr
         assert WRONG not in done.stdout + done.stderr

@@ -30,7 +30,7 @@ def send(kafka: KafkaSettings, name: str, records: list[tuple[str, bytes | None]
         out.begin_transaction()
     for key, value in records:
         out.produce(kafka.topic(name), key=key.encode(), value=value)
-    assert out.flush(20) == 0
+    assert out.flush(120) == 0
     if transactional:
         out.abort_transaction(20)
 
@@ -101,7 +101,7 @@ def test_aborted_records_are_not_shown(filled: KafkaSettings) -> None:
 def test_a_topic_that_is_not_there_is_not_created(kafka: KafkaSettings) -> None:
     with pytest.raises(ContractError, match="topics create"):
         read(kafka, "impressions")
-    assert kafka.topic("impressions") not in clients.admin(kafka).list_topics(timeout=10).topics
+    assert kafka.topic("impressions") not in clients.admin(kafka).list_topics(timeout=300).topics
 
 
 def test_looking_commits_nothing(filled: KafkaSettings) -> None:
@@ -142,7 +142,7 @@ def command(filled: KafkaSettings, tmp_path: Path) -> Callable[..., subprocess.P
 
 
 def test_json_lines_in_a_pipe(command: Callable[..., subprocess.Popen[str]]) -> None:
-    out, err = command("impressions", "--from", "beginning", "--no-follow", "--json").communicate(timeout=60)
+    out, err = command("impressions", "--from", "beginning", "--no-follow", "--json").communicate(timeout=300)
     assert err == ""
     lines = [json.loads(line) for line in out.splitlines()]
     assert len(lines) == 140
@@ -155,7 +155,7 @@ def test_a_closed_pipe_ends_it_quietly(filled: KafkaSettings, command: Callable[
     assert process.stderr is not None
     assert process.stdout.readline()
     process.stdout.close()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 240
     while process.poll() is None and time.monotonic() < deadline:
         send(filled, "impressions", [("u1", b"{}")])
         time.sleep(0.1)

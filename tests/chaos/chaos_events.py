@@ -61,14 +61,14 @@ class Actions:
         self.broker.kill()
         self.broker_kills += 1
         time.sleep(self.rng.uniform(0.0, 3.0))
-        self.broker.start(90)
+        self.broker.start(300)
 
     def _kill_all(self, e: Event) -> None:
         self.broker.kill()
         self.broker_kills += 1
         for name in list(self.fleet.members):
             self.fleet.kill(name, held=True)
-        self.broker.start(90)
+        self.broker.start(300)
         for name in list(self.fleet.members):
             self.fleet.release(name)
 
@@ -123,7 +123,7 @@ class Actions:
         self.fleet.leave(other)
 
     def _broker_restart(self, e: Event) -> None:
-        self.broker.restart(90)
+        self.broker.restart(300)
 
     def _broker_frozen(self, e: Event) -> None:
         """Unreachable: connections stand, nothing answers."""
@@ -144,7 +144,7 @@ class Actions:
             time.sleep(0.1)
         self.say("the broker ended over its full disk" if not self.broker.running else "the broker bears a full disk")
         self.broker.kill()
-        self.broker.start(90)
+        self.broker.start(300)
 
     def _broker_slow(self, e: Event) -> None:
         """Runs a third of the time for ten seconds."""

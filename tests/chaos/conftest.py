@@ -42,7 +42,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaKafka]:
     """A started Kafka of the module's own."""
     node = JavaKafka(tmp_path_factory.mktemp("kafka"), tied=True)
-    node.start(90)
+    node.start(300)
     try:
         yield node
     finally:

@@ -39,7 +39,7 @@ def impressions(log: Path) -> int:
     return sum(isinstance(e, Impression) for e in open_log(log))
 
 
-def wait_end(roles: Roles, name: str, timeout_s: float = 40.0) -> int:
+def wait_end(roles: Roles, name: str, timeout_s: float = 240.0) -> int:
     code = roles.processes[name].wait(timeout_s)
     roles.processes.pop(name)
     return code
@@ -92,7 +92,7 @@ def test_a_changelog_cut_off_under_a_frozen_ranker_is_rebuilt(kafka: KafkaSettin
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[JavaCluster]:
     nodes = JavaCluster(tmp_path / "cluster", heap_mb=256, tied=True)
-    nodes.start(120)
+    nodes.start(300)
     try:
         yield nodes
     finally:

@@ -125,7 +125,7 @@ def limited(directory: Path) -> None:
 
 def test_a_file_size_limit(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "full: " in done.stdout

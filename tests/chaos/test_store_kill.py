@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -68,8 +69,8 @@ def test_killed_again_and_again_in_the_middle_of_writes(tmp_path: Path) -> None:
         child.kill()
         child.wait()
         began = time.monotonic()
-        store = open_store(tmp_path, SETTINGS)
-        assert time.monotonic() - began < SETTINGS.lock_timeout_s / 2
+        store = open_store(tmp_path, replace(SETTINGS, lock_timeout_s=600))
+        assert time.monotonic() - began < 300, "a dead holder is not waited for"
         assert not store.rebuilt
         assert store.position is not None
         assert store.position >= told

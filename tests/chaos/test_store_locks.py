@@ -24,21 +24,21 @@ def test_the_holder_is_named_after_the_deadline(tmp_path: Path) -> None:
         began = time.monotonic()
         with pytest.raises(StoreLocked, match=rf"process {child.pid} \(.*store_child") as caught:
             open_store(tmp_path, replace(SETTINGS, lock_timeout_s=0.3))
-        assert 0.3 <= time.monotonic() - began < 2
+        assert 0.3 <= time.monotonic() - began < 60
         assert str(tmp_path) in str(caught.value)
     finally:
         child.kill()
         child.wait()
     began = time.monotonic()
-    open_store(tmp_path, SETTINGS).close()
-    assert time.monotonic() - began < 2
+    open_store(tmp_path, replace(SETTINGS, lock_timeout_s=600)).close()
+    assert time.monotonic() - began < 300, "a dead holder is not waited for"
 
 
 def test_waiting_ends_when_the_holder_leaves(tmp_path: Path) -> None:
     held = open_store(tmp_path, SETTINGS)
     held.apply([record(0)])
     threading.Timer(0.3, held.close).start()
-    store = open_store(tmp_path, SETTINGS)
+    store = open_store(tmp_path, replace(SETTINGS, lock_timeout_s=600))
     assert store.position == 1
     store.close()
 

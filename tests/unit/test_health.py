@@ -23,7 +23,7 @@ def server() -> Iterator[HealthServer]:
 
 
 def ask(server: HealthServer, method: str, path: str) -> tuple[int, bytes, str | None]:
-    c = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    c = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
     try:
         c.request(method, path)
         r = c.getresponse()

@@ -265,7 +265,7 @@ def test_building_in_the_background_swaps_whole_and_is_found_after_a_restart(sto
     assert n.rebuild(T0 + HOUR)
     for _ in range(50):  # searches go on while it is built
         n.similar(queries, now)
-    assert n.wait(30)
+    assert n.wait(300)
     assert (n.built, n.failed, len(n.index)) == (1, 0, 601)
     first = n.similar(queries, now)
     assert first.count.sum() > 0
@@ -281,11 +281,11 @@ def test_a_failed_build_keeps_the_index_in_use(
 ) -> None:
     n = Neighbours(store, MODEL, DIMS, directory=tmp_path / "n")
     n.rebuild(T0 + HOUR)
-    assert n.wait(30)
+    assert n.wait(300)
     (tmp_path / "n" / MANIFEST).unlink()
     (tmp_path / "n" / MANIFEST).mkdir()  # so that the next manifest cannot be put in place
     n.rebuild(T0 + HOUR)
-    assert n.wait(30)
+    assert n.wait(300)
     assert (n.built, n.failed, len(n.index)) == (1, 1, 601)
     assert any(r.levelno == logging.ERROR and "former index" in r.message for r in caplog.records)
 

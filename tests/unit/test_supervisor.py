@@ -26,7 +26,7 @@ def started(*children: Child, deadline_s: float = 1.0) -> Supervisor:
     return s
 
 
-def until(check, seconds: float = 10.0) -> None:
+def until(check, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not check():
         assert time.monotonic() < deadline, "waited in vain"

@@ -44,7 +44,7 @@ class EmbeddedBroker:
     def running(self) -> bool:
         return self._process.find() is not None
 
-    def start(self, timeout_s: float = 30.0) -> None:
+    def start(self, timeout_s: float = 120.0) -> None:
         if not self.running:
             if not is_free(self.port):
                 raise BrokerError(f"port {self.port} on 127.0.0.1 is taken: stop what listens there or give another")
@@ -69,7 +69,7 @@ class EmbeddedBroker:
     def kill(self) -> None:
         self._process.kill()
 
-    def restart(self, timeout_s: float = 30.0) -> None:
+    def restart(self, timeout_s: float = 120.0) -> None:
         self.stop()
         self.start(timeout_s)
 

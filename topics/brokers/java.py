@@ -94,7 +94,7 @@ class JavaKafka:
     def running(self) -> bool:
         return self._process.find() is not None
 
-    def start(self, timeout_s: float = 60.0) -> None:
+    def start(self, timeout_s: float = 240.0) -> None:
         self.launch()
         try:
             kafka = KafkaSettings(bootstrap=self.inner_bootstrap, prefix="solaris-broker.")
@@ -126,7 +126,7 @@ class JavaKafka:
     def kill(self) -> None:
         self._process.kill()
 
-    def restart(self, timeout_s: float = 60.0) -> None:
+    def restart(self, timeout_s: float = 240.0) -> None:
         self.stop()
         self.start(timeout_s)
 
@@ -268,7 +268,7 @@ class JavaCluster:
         """By Kafka's broker id, as in a partition's leader."""
         return self.nodes[node_id - 1]
 
-    def start(self, timeout_s: float = 90.0) -> None:
+    def start(self, timeout_s: float = 300.0) -> None:
         for node in self.nodes:
             node.launch()
         inner = ",".join(node.inner_bootstrap for node in self.nodes)
@@ -291,7 +291,7 @@ class JavaCluster:
         for node in self.nodes:
             node.kill()
 
-    def restart(self, timeout_s: float = 90.0) -> None:
+    def restart(self, timeout_s: float = 300.0) -> None:
         self.stop()
         self.start(timeout_s)
 
