@@ -23,8 +23,10 @@ sys.path[:] = [p for p in sys.path if Path(p).resolve() != Path(__file__).resolv
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.harness import page  # noqa: E402
-from benchmarks.harness.cases import CASES, QUICK, Run  # noqa: E402
+from benchmarks.harness.cases import CASES, QUICK  # noqa: E402
+from benchmarks.harness.cluster import NotMeasured  # noqa: E402
 from benchmarks.harness.figures import Figures, table  # noqa: E402
+from benchmarks.harness.run import Run  # noqa: E402
 from topics.brokers.java import SERVER_JVM, JavaKafka  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -65,6 +67,9 @@ def main() -> int:
                 say(name)
                 try:
                     CASES[name](run)
+                except NotMeasured as e:
+                    run.not_measured[name] = str(e)
+                    say(f"{name} not measured: {e}")
                 except Exception as e:  # one case that fails must not cost the others' figures; the exit code tells
                     failures[name] = f"{type(e).__name__}: {e}"
                     say(f"{name} failed: {failures[name]}")
@@ -73,7 +78,7 @@ def main() -> int:
             shutil.rmtree(folder, ignore_errors=True)
     took = time.monotonic() - began
     result = {
-        **run.figures.nested(), "failures": failures, "quick": given.quick,
+        **run.figures.nested(), "failures": failures, "not_measured": run.not_measured, "quick": given.quick,
         "arguments": sys.argv[1:], "took_s": round(took, 1),
         "machine": {**machine, "load_after": page.load()},
     }  # fmt: skip

@@ -3,95 +3,16 @@
 from __future__ import annotations
 
 import statistics
-import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
+from collections.abc import Callable
 
-from benchmarks.harness.bundle import bundle
-from benchmarks.harness.cluster import BenchError, Process, Role, Sample, Topics
-from benchmarks.harness.events import LIVE_PER_USER, Kafka, Workload
-from benchmarks.harness.figures import Figures
-from benchmarks.harness.floors import ACCEPTED, Floors
+from benchmarks.harness import peers
+from benchmarks.harness.cluster import BenchError, Role
+from benchmarks.harness.events import LIVE_PER_USER, Workload
+from benchmarks.harness.floors import ACCEPTED
 from benchmarks.harness.freshness import freshness
 from benchmarks.harness.latency import WARM_UP_S, Latency, rank_latency
-from streams.audit import read_all
-from topics.kafka import KafkaSettings
-from topics.packed import PrecomputeRequest, decode_precompute
-
-PARTITIONS = 4
-USERS = 1000
-"""of the warm state: 100,000 live pairs"""
-US = 1e6
-UNCAPPED = (
-    "verifier.per_user_cap=1000000000",
-    f"verifier.top_k={ACCEPTED}",
-    # No embedder drains what the verifier alone passes on: without this its gate would shed pairs, and do less work.
-    "verifier.backlog_high_pairs=1000000000",
-)
-BATCH_PAIRS = 1024
-
-
-@dataclass
-class Run:
-    bootstrap: str
-    folder: Path
-    quick: bool
-    figures: Figures = field(default_factory=Figures)
-    say: Callable[[str], None] = print
-    embedder_events_per_s: float = 0.0
-    kept: dict[str, list[PrecomputeRequest]] = field(default_factory=dict)
-
-    @cached_property
-    def workload(self) -> Workload:
-        return Workload()
-
-    @cached_property
-    def candidates(self) -> list[Kafka]:
-        return self.workload.candidates(3000 if self.quick else 6000, 2000)
-
-    @cached_property
-    def impressions(self) -> list[Kafka]:
-        return self.workload.impressions(12_000 if self.quick else 60_000, USERS)
-
-    @cached_property
-    def floors(self) -> Floors:
-        return Floors(bundle("light"), self.workload)
-
-    @cached_property
-    def heavy(self) -> Floors:
-        return Floors(bundle("heavy"), self.workload)
-
-    @property
-    def repeats(self) -> int:
-        return 3 if self.quick else 5
-
-    @property
-    def drained(self) -> list[Kafka]:
-        """Impressions of one drain."""
-        return self.impressions[: 3000 if self.quick else 6000]
-
-    def topics(self, prefix: str, partitions: int = PARTITIONS, catalogue: bool = True) -> Topics:
-        topics = Topics(KafkaSettings(bootstrap=self.bootstrap, prefix=f"{prefix}.", partitions=partitions))
-        topics.create()
-        if catalogue:
-            topics.send("items", self.workload.catalogue())
-        return topics
-
-    def warm(self, topics: Topics, users: int) -> None:
-        topics.send("embeddings", self.workload.state(users, self.floors.runtime.info.fm_hash))
-
-    def role(self, role: str, topics: Topics, sets: Sequence[str] = (), size: str = "light", name: str = "") -> Role:
-        folder = self.folder / topics.kafka.prefix.rstrip(".") / (name or role)
-        return Role(role, topics.kafka, folder, bundle(size), sets, name)
-
-
-def _rates(run: Run, key: str, samples: Sequence[Sample], n: int, what: str) -> None:
-    run.figures.add(f"{key}.cpu_us", [s.cpu_s / n * US for s in samples], f"us/{what}")
-    run.figures.add(f"{key}.per_s", [n / s.wall_s for s in samples], f"{what}s/s wall")
-
+from benchmarks.harness.run import BATCH_PAIRS, UNCAPPED, US, USERS, Run, rates
 
 # -- verifier ------------------------------------------------------------------------------------------------------
 
@@ -110,62 +31,9 @@ def verifier(run: Run) -> None:
                 if guarantee == "exactly_once":
                     floors.append(run.floors.verifier(records) * US)
                     ratios.append(s.cpu_s / len(records) * US / floors[-1])
-        _rates(run, f"verifier.{guarantee}", samples, len(records), "event")
+        rates(run, f"verifier.{guarantee}", samples, len(records), "event")
     run.figures.add("verifier.floor.cpu_us", floors, "us/event")
     run.figures.add("verifier.cpu_over_floor", ratios)
-    last = read_all(topics.kafka, "precompute")[-len(records) :]
-    run.kept["verifier"] = [decode_precompute(r.value) for r in last]
-
-
-def faust(run: Run) -> None:
-    for how in ("packed", "unpacked"):
-        _peer_verifier(run, "faust", how, [sys.executable, "benchmarks/peers/faust_verifier.py"])
-    ours = run.figures["verifier.exactly_once.cpu_us"]
-    best = min(run.figures[f"verifier.faust_{how}.cpu_us"] for how in ("packed", "unpacked"))
-    run.figures.add("verifier.faust_over_ours", best / ours, note="the better of packed and unpacked")
-
-
-def quix(run: Run) -> None:
-    from benchmarks.peers.quix_env import quix_python
-
-    for how in ("exactly_once", "at_least_once"):
-        _peer_verifier(run, "quix", how, [str(quix_python()), "benchmarks/peers/quix_verifier.py"])
-    theirs = run.figures["verifier.quix_exactly_once.cpu_us"]
-    run.figures.add("verifier.quix_over_ours", theirs / run.figures["verifier.exactly_once.cpu_us"])
-
-
-def _peer_verifier(run: Run, peer: str, how: str, command: Sequence[str]) -> None:
-    name = f"{peer}_{how}"
-    topics, records = run.topics(f"peer-{name}"), run.candidates
-    out = topics.kafka.topic(name)
-    topics.create(out)
-    kafka = topics.kafka
-    folder = run.folder / name
-    arguments = [
-        kafka.bootstrap, kafka.prefix, str(bundle("light")), str(PARTITIONS), out, how, str(folder), str(ACCEPTED),
-    ]  # fmt: skip
-    with Process(name, [*command, *arguments], folder) as p:
-        topics.send("candidates", records[:500])
-        p.wait_for("first answers", lambda: topics.end(out) >= 500)
-        samples = []
-        for _ in range(2 if run.quick else run.repeats):
-            want = topics.end(out) + len(records)
-            samples.append(
-                p.drain(lambda: topics.send("candidates", records), lambda want=want: topics.end(out) >= want)  # type: ignore[misc]
-            )
-    _rates(run, f"verifier.{name}", samples, len(records), "event")
-    theirs = [decode_precompute(value) for value in topics.read(out)]
-    run.figures.add(f"verifier.{name}.same_answers", _same(run.kept["verifier"], theirs), "share")
-
-
-def _same(ours: Sequence[PrecomputeRequest], theirs: Sequence[PrecomputeRequest]) -> float:
-    """Share of our requests that the peer has with the same pairs in the same order and the same scores."""
-    by_id = {(q.user, q.event_id): q for q in theirs}
-    equal = 0
-    for q in ours:
-        p = by_id.get((q.user, q.event_id))
-        equal += p is not None and p.items.tolist() == q.items.tolist() and bool(abs(p.scores - q.scores).max() < 1e-3)
-    return equal / len(ours)
 
 
 # -- embedder ------------------------------------------------------------------------------------------------------
@@ -215,7 +83,7 @@ def _lanes(role: Role, n: int) -> Callable[[], bool]:
 
 def ranker(run: Run) -> None:
     topics, records = run.topics("ranker"), run.drained
-    run.warm(topics, USERS)
+    run.warm(topics)
     ratios, floors = [], []
     for guarantee in ("exactly_once", "at_least_once"):
         with run.role("ranker", topics, [f"loop.guarantee={guarantee}"], name=guarantee) as role:
@@ -228,7 +96,7 @@ def ranker(run: Run) -> None:
                 if guarantee == "exactly_once":
                     floors.append(run.floors.ranker(records) * US)
                     ratios.append(s.cpu_s / len(records) * US / floors[-1])
-            _rates(run, f"ranker.{guarantee}", samples, len(records), "impression")
+            rates(run, f"ranker.{guarantee}", samples, len(records), "impression")
             half = run.figures[f"ranker.{guarantee}.per_s"] / 2
             seconds = 4.0 if run.quick else 15.0
             rate = min(half, len(run.impressions) / (seconds + WARM_UP_S) * 0.99)
@@ -314,11 +182,13 @@ def _ranked_at(run: Run, prefix: str, users: int, partitions: int) -> float:
 
 CASES: dict[str, Callable[[Run], None]] = {
     "verifier": verifier,
-    "faust": faust,
-    "quix": quix,
+    "faust": peers.faust,
+    "quix": peers.quix,
     "embedder": embedder,
     "ranker": ranker,
+    "kstreams": peers.kstreams,
+    "quix_ranker": peers.quix_ranker,
     "fresh": fresh,
     "growth": growth,
 }
-QUICK = tuple(c for c in CASES if c != "quix")
+QUICK = tuple(c for c in CASES if c not in ("quix", "kstreams", "quix_ranker"))

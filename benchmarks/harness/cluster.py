@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
 
 from benchmarks.harness.events import Kafka
@@ -31,6 +31,10 @@ LIMIT_S = 120.0
 
 class BenchError(RuntimeError):
     pass
+
+
+class NotMeasured(RuntimeError):
+    """The machine lacks what a case needs; not a failure."""
 
 
 @dataclass(slots=True)
@@ -83,24 +87,38 @@ class Topics:
             total += clients.watermarks(self._asker, name, p)[1]
         return total
 
-    def read(self, name: str) -> list[bytes]:
-        """All committed values of any topic, full name, up to its present end."""
-        reader = consumer(self.kafka, f"bench-all-{os.getpid()}", enable_partition_eof=True)
-        left = set(range(self.kafka.partitions))
-        reader.assign([TopicPartition(name, p, OFFSET_BEGINNING) for p in left])
-        out: list[bytes] = []
-        deadline = time.monotonic() + LIMIT_S
-        while left and time.monotonic() < deadline:
-            for m in reader.consume(1000, 1.0):
-                if m.error() is None:
-                    out.append(m.value())
-                elif m.error().code() == KafkaError._PARTITION_EOF:
-                    left.discard(m.partition())
+    def committed(self, group: str, name: str) -> int:
+        """Sum of the offsets a group has committed for a topic, full name."""
+        reader = consumer(self.kafka, group)
+        places = reader.committed([TopicPartition(name, p) for p in range(self.kafka.partitions)], timeout=LIMIT_S)
         reader.close()
-        return out
+        return sum(max(p.offset, 0) for p in places)
 
     def close(self) -> None:
         self._asker.close()
+
+
+class Answers:
+    """Committed records of a topic, full name, from its present end on; counts and keeps them as they come."""
+
+    def __init__(self, kafka: KafkaSettings, topic: str) -> None:
+        self._reader = consumer(kafka, f"bench-answers-{os.getpid()}", fetch_wait_max_ms=100)
+        self._reader.assign(
+            [TopicPartition(topic, p, clients.watermarks(self._reader, topic, p)[1]) for p in range(kafka.partitions)]
+        )
+        self.values: list[bytes] = []
+
+    def arrived(self, n: int) -> bool:
+        """Whether at least `n` came since the last `clear`. Does not wait."""
+        while len(self.values) < n and (some := self._reader.consume(1000, 0.02)):
+            self.values += [m.value() for m in some if m.error() is None]
+        return len(self.values) >= n
+
+    def clear(self) -> None:
+        self.values = []
+
+    def close(self) -> None:
+        self._reader.close()
 
 
 @dataclass(slots=True)
@@ -171,9 +189,15 @@ class Process:
         self.freeze()
         try:
             feed()
-        finally:
-            cpu, began = self.cpu_s(), time.monotonic()
+        except BaseException:
             self.thaw()
+            raise
+        return self.release(done)
+
+    def release(self, done: Callable[[], bool]) -> Sample:
+        """Lets a frozen process go, and samples until `done`."""
+        cpu, began = self.cpu_s(), time.monotonic()
+        self.thaw()
         self.wait_for("drained", done)
         return Sample(self.cpu_s() - cpu, time.monotonic() - began)
 

@@ -1,11 +1,11 @@
 """The verifier's core in a Faust agent: the same model, columns, gate and record; only the stream engine differs.
 
-    python benchmarks/peers/faust_verifier.py BOOTSTRAP PREFIX BUNDLE PARTITIONS OUTPUT unpacked|packed DATADIR TOP_K
+    python benchmarks/peers/faust_verifier.py BOOTSTRAP PREFIX BUNDLE PARTITIONS OUTPUT per_event|take DATADIR TOP_K
 
-`unpacked`: one event at a time, as an agent is written. `packed`: `stream.take`, Faust's own way to batches, so that
-500 events share one call of the model. At-least-once, as Faust does it by default; its exactly-once is left out, since
-it lost and doubled records when it was tried. As its docs advise: raw serializers (no schema work in Faust), a deep
-stream buffer, compressed producer with a linger, offsets committed every few seconds.
+`per_event`: `async for event in stream`, one event at a time, as most agents are written. `take`: `stream.take`,
+Faust's own way to batches, so that 500 events share one call of the model. At-least-once, as Faust does it by default;
+its exactly-once is left out, since it lost and doubled records when it was tried. As its docs advise: raw serializers
+(no schema work in Faust), a deep stream buffer, compressed producer with a linger, offsets committed every few seconds.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def make() -> faust.App:
         for request, key, p in zip(core.process(events, parts), keys, parts, strict=True):
             await sink.send(key=key, value=encode_precompute(request), partition=p)
 
-    if how == "packed":
+    if how == "take":
 
         @app.agent(source)
         async def take(stream: Any) -> None:
