@@ -20,7 +20,8 @@ from topics.events import MAX_TS
 from topics.kafka import KafkaSettings, group_name, passing
 from topics.pacing import Pacer
 from topics.readers import EventLog
-from topics.replay_records import TOPICS, Ahead, Record, blocks, first_time
+from topics.replay_block import Block
+from topics.replay_records import TOPICS, Ahead, blocks, first_time
 from topics.replay_session import Hung, Saved, Session
 
 log = logging.getLogger(__name__)
@@ -111,7 +112,8 @@ class Replay:
         self.id = xxhash.xxh3_64_hexdigest(f"{source.identity()} {kafka.prefix} {','.join(self.topics)}".encode())
         self._run = uuid.uuid4().hex[:8]
         self._sessions = 0
-        self._batch: list[Record] = []
+        self._batch: list[Block] = []
+        """blocks of the open transaction"""
         self._bytes = 0
         self._opened_s = 0.0
         self._told_s = 0.0
@@ -188,7 +190,7 @@ class Replay:
             return
         self._commit()
 
-    def _paced(self, pacer: Pacer, block: list[Record]) -> bool:
+    def _paced(self, pacer: Pacer, block: Block) -> bool:
         """One record after the other, each when it is due. False: asked to stop."""
         for n, record in enumerate(block):
             self._of_block = n / len(block)
@@ -198,7 +200,7 @@ class Replay:
             self._wait(pacer, record.ts, now)
             if self._stop.is_set():
                 return False
-            self._produce([record])
+            self._produce(Block.of([record]))
             if self._bytes >= BATCH_BYTES:
                 self._commit()
         self._of_block = 1.0
@@ -224,30 +226,30 @@ class Replay:
             now = time.monotonic()
             wait = until - now
 
-    def _produce(self, block: list[Record]) -> None:
+    def _produce(self, block: Block) -> None:
         if not block:
             return
         state, batch = self.state, self._batch
         if not batch:
             self._begin()
-        batch += block
+        batch.append(block)
         state.events += len(block)
-        state.pairs += sum([r.pairs for r in block])
-        state.clock_ms = max(state.clock_ms, max([r.ts for r in block]))
-        self._bytes += sum([len(r.value) for r in block])
+        state.pairs += sum(block.pairs)
+        state.clock_ms = max(state.clock_ms, max(block.times))
+        self._bytes += sum(map(len, block.values))
         try:
             self._put(block)
         except (KafkaException, Hung) as e:
             self._again(e)
 
-    def _put(self, block: list[Record]) -> None:
+    def _put(self, block: Block) -> None:
         full, session = self._full, self._session
         produce = session.producer.produce
-        for record in block:
+        for topic, value, key in zip(block.topics, block.values, block.keys, strict=True):
             try:
-                produce(full[record.topic], record.value, record.key)
+                produce(full[topic], value, key)
             except BufferError:
-                session.put(full[record.topic], record)  # back-pressure
+                session.put(full[topic], value, key)  # back-pressure
         session.producer.poll(0)
 
     def _begin(self) -> None:
@@ -264,10 +266,11 @@ class Replay:
             return
         if not batch:
             self._begin()
+        events = sum(map(len, batch))
         saved = Saved(
-            batch[-1].position if batch else self._saved.position,
-            self._saved.events + len(batch),
-            self._saved.pairs + sum(r.pairs for r in batch),
+            batch[-1].positions[-1] if batch else self._saved.position,
+            self._saved.events + events,
+            self._saved.pairs + sum(sum(block.pairs) for block in batch),
             self._saved.shift_ms,
             done,
             self._run,
@@ -282,9 +285,9 @@ class Replay:
         self._saved = self._stored = saved
         state = self.state
         state.complete = done
-        state.acknowledged += len(batch)
+        state.acknowledged += events
         state.transactions += 1
-        for topic, n in Counter([r.topic for r in batch]).items():
+        for topic, n in sum((Counter(block.topics) for block in batch), Counter()).items():
             state.by_topic[topic] = state.by_topic.get(topic, 0) + n
         self._batch, self._bytes = [], 0
         self._tell()
@@ -302,13 +305,16 @@ class Replay:
             try:
                 if isinstance(e, KafkaException) and _abortable(e):
                     log.warning(
-                        "the broker aborted a transaction (%s); sending its %d records again", e, len(self._batch)
+                        "the broker aborted a transaction (%s); sending its %d records again",
+                        e,
+                        sum(map(len, self._batch)),
                     )
                     self._session.abort()
                 elif self._replace(e, saved):
                     return True
                 self._session.begin()
-                self._put(self._batch)
+                for block in self._batch:
+                    self._put(block)
                 return False
             except (KafkaException, Hung) as another:
                 e = another

@@ -35,6 +35,7 @@ from topics.events import (
     encode,
 )
 from topics.readers import EventLog, Progress, jsonl
+from topics.replay_block import Block, Record
 
 logger = logging.getLogger(__name__)
 
@@ -51,17 +52,6 @@ SCANNED_BYTES = 32 << 20
 AHEAD_BLOCKS = 16
 
 
-class Record(msgspec.Struct, frozen=True, gc=False):
-    position: int
-    topic: str
-    """without the prefix"""
-    key: str
-    value: bytes
-    ts: int
-    """event time, ms"""
-    pairs: int
-
-
 def records(log: EventLog, topics: Collection[str], after: int = 0, shift_ms: int = 0) -> Iterator[Record]:
     """Records of positions above `after`, in the order of the log. Times are moved by `shift_ms`; those of 0 ("always
     there", catalogue entries) are not."""
@@ -69,7 +59,7 @@ def records(log: EventLog, topics: Collection[str], after: int = 0, shift_ms: in
         yield from block
 
 
-def blocks(log: EventLog, topics: Collection[str], after: int = 0, shift_ms: int = 0) -> Iterator[list[Record]]:
+def blocks(log: EventLog, topics: Collection[str], after: int = 0, shift_ms: int = 0) -> Iterator[Block]:
     """`records`, many at a time: those of one chunk of the file, or `BLOCK_RECORDS`; a few MiB at most."""
     if log.raw:
         yield from _raw(log, topics, after, shift_ms)
@@ -84,18 +74,18 @@ def blocks(log: EventLog, topics: Collection[str], after: int = 0, shift_ms: int
             block.append(_record(position, event, value))
             size += len(value)
             if len(block) >= BLOCK_RECORDS or size >= jsonl.CHUNK_BYTES:
-                yield block
+                yield Block.of(block)
                 block, size = [], 0
-    yield block
+    yield Block.of(block)
 
 
 class Ahead:
     """An iterator over blocks that can read a few of them before they are asked for: `more`, while there is nothing
     better to do. `share` says how much of the log has been used, which is less than what has been read."""
 
-    def __init__(self, source: Iterator[list[Record]], progress: Progress) -> None:
+    def __init__(self, source: Iterator[Block], progress: Progress) -> None:
         self._source, self._progress = source, progress
-        self._ready: deque[tuple[list[Record], int]] = deque()
+        self._ready: deque[tuple[Block, int]] = deque()
         self._end: BaseException | None = None
         self._before = self._after = 0
 
@@ -117,7 +107,7 @@ class Ahead:
     def __iter__(self) -> Ahead:
         return self
 
-    def __next__(self) -> list[Record]:
+    def __next__(self) -> Block:
         if not self._ready:
             if self._end is None:
                 self.more()
@@ -186,7 +176,7 @@ class Scanner:
     seconds to compile the check when it has not been used on this machine before."""
 
     def __init__(self) -> None:
-        self._scan: Callable[[list[bytes]], tuple[bytes, Any]] | None = None
+        self._scan: Callable[[bytes], Any] | None = None
         self._thread = threading.Thread(target=self._get, name="replay-scanner", daemon=True)
         self._thread.start()
 
@@ -194,26 +184,38 @@ class Scanner:
         """Until it can be used, or is known not to be usable here."""
         self._thread.join()
 
-    def block(self, log: EventLog, first: int, lines: list[bytes]) -> list[Record] | None:
-        """What `_light_block` gives, three times as fast. None: not ready yet."""
+    def block(self, log: EventLog, first: int, text: bytes) -> Block | None:
+        """What `_light_records` gives for these lines, in a fraction of the time. None: not ready yet."""
         if self._scan is None:
             return None
-        joined, found = self._scan(lines)
-        block: list[Record] = []
-        add, topics = block.append, _SCANNED_TOPICS
-        for line, kind, key, end, ts, pairs in zip(lines, *found.tolist(), strict=True):
+        found = self._scan(text)
+        if not found[0].all():
+            return Block.of(list(self._with_undecided(log, first, text, found)))
+        kinds, keys, key_ends, times, pairs, begins, ends = found.tolist()
+        topics = _SCANNED_TOPICS
+        return Block(
+            range(first, first + len(kinds)),
+            [topics[k] for k in kinds],
+            [text[a:b] for a, b in zip(keys, key_ends, strict=True)],
+            [text[a:b] for a, b in zip(begins, ends, strict=True)],
+            times,
+            pairs,
+        )
+
+    def _with_undecided(self, log: EventLog, number: int, text: bytes, found: Any) -> Iterator[Record]:
+        for kind, key, key_end, ts, pairs, begin, end in zip(*found.tolist(), strict=True):
+            line = text[begin:end]
             if kind:
-                add(Record(first, topics[kind], joined[key:end].decode(), line, ts, pairs))
+                yield Record(number, _SCANNED_TOPICS[kind], text[key:key_end], line, ts, pairs)
             else:
-                block += _light_block(log, first, [line])
-            first += 1
-        return block
+                yield from _light_records(log, number, [line])
+            number += 1
 
     def _get(self) -> None:
         try:
             from topics.readers.scan import scan
 
-            scan([])  # compiles
+            scan(jsonl.PAD)  # compiles
         except Exception as e:  # no place for compiled code, no processor that numba knows: the decoder does it all
             logger.info("no compiled check of lines here: %s", e)
         else:
@@ -223,23 +225,24 @@ class Scanner:
 _SCANNED_TOPICS = ("", *TOPICS)
 
 
-def _raw(log: EventLog, topics: Collection[str], after: int, shift_ms: int) -> Iterator[list[Record]]:
+def _raw(log: EventLog, topics: Collection[str], after: int, shift_ms: int) -> Iterator[Block]:
     light = not shift_ms and not log.bad.strict
     every = set(topics) >= set(TOPICS)
     scanner = Scanner() if light and log.path.stat().st_size >= SCANNED_BYTES else None
-    for first, lines in jsonl.chunks(log.path, log.bad, log.progress):
-        if first + len(lines) - 1 <= after:
-            continue
+    for first, text in jsonl.texts(log.path, log.bad, log.progress):
         if first <= after:
-            lines = lines[after + 1 - first :]
+            if first + text.count(b"\n") - 1 <= after:
+                continue
+            text = text.split(b"\n", after + 1 - first)[-1]
             first = after + 1
-        block = scanner.block(log, first, lines) if scanner is not None else None
+        block = scanner.block(log, first, text) if scanner is not None else None
         if block is None:
-            block = _light_block(log, first, lines) if light else _whole_block(log, first, lines, shift_ms)
-        yield block if every else [r for r in block if r.topic in topics]
+            lines = jsonl.split(text)
+            block = Block.of(_light_records(log, first, lines) if light else _records(log, first, lines, shift_ms))
+        yield block if every else block.only(topics)
 
 
-def _light_block(log: EventLog, first: int, lines: list[bytes]) -> list[Record]:
+def _light_records(log: EventLog, first: int, lines: list[bytes]) -> list[Record]:
     # The hot loop of a replay at full speed: nothing is called here but the decoder.
     block: list[Record] = []
     add, decode, number = block.append, _light.decode, first - 1
@@ -248,21 +251,21 @@ def _light_block(log: EventLog, first: int, lines: list[bytes]) -> list[Record]:
         try:
             event = decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            block += _whole_block(log, number, [line], 0)  # for the reason
+            block += _records(log, number, [line], 0)  # for the reason
             continue
         kind = type(event)
         if kind is _Impression:
-            add(Record(number, "impressions", event.user, line, event.ts, len(event.ads)))
+            add(Record(number, "impressions", event.user.encode(), line, event.ts, len(event.ads)))
         elif kind is _Feedback:
-            add(Record(number, "feedback", event.user, line, event.ts, 0))
+            add(Record(number, "feedback", event.user.encode(), line, event.ts, 0))
         elif kind is _Candidates:
-            add(Record(number, "candidates", event.user, line, event.ts, len(event.items)))
+            add(Record(number, "candidates", event.user.encode(), line, event.ts, len(event.items)))
         else:
-            add(Record(number, "items", str(event.id), line, event.ts, 0))
+            add(Record(number, "items", str(event.id).encode(), line, event.ts, 0))
     return block
 
 
-def _whole_block(log: EventLog, first: int, lines: list[bytes], shift_ms: int) -> list[Record]:
+def _records(log: EventLog, first: int, lines: list[bytes], shift_ms: int) -> list[Record]:
     block: list[Record] = []
     for number, line in enumerate(lines, first):
         if not line or line.isspace():
@@ -281,9 +284,9 @@ def _whole_block(log: EventLog, first: int, lines: list[bytes], shift_ms: int) -
 
 def _record(position: int, event: Event, value: bytes) -> Record:
     if isinstance(event, Item):
-        return Record(position, "items", str(event.id), value, event.ts, 0)
+        return Record(position, "items", str(event.id).encode(), value, event.ts, 0)
     if isinstance(event, Impression):
-        return Record(position, "impressions", event.user, value, event.ts, len(event.ads))
+        return Record(position, "impressions", event.user.encode(), value, event.ts, len(event.ads))
     if isinstance(event, Candidates):
-        return Record(position, "candidates", event.user, value, event.ts, len(event.items))
-    return Record(position, "feedback", event.user, value, event.ts, 0)
+        return Record(position, "candidates", event.user.encode(), value, event.ts, len(event.items))
+    return Record(position, "feedback", event.user.encode(), value, event.ts, 0)

@@ -17,7 +17,6 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from topics import kafka as clients
 from topics.kafka import KafkaSettings
-from topics.replay_records import Record
 
 log = logging.getLogger(__name__)
 
@@ -88,11 +87,11 @@ class Session:
     def begin(self) -> None:
         self.producer.begin_transaction()
 
-    def put(self, topic: str, record: Record) -> None:
+    def put(self, topic: str, value: bytes, key: bytes) -> None:
         """Produces one record of the open transaction, waiting while the queue is full."""
         while True:
             try:
-                self.producer.produce(topic, record.value, record.key)
+                self.producer.produce(topic, value, key)
                 return
             except BufferError:
                 self.producer.poll(0.05)

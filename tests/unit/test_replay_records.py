@@ -12,7 +12,8 @@ from topics.errors import ContractError
 from topics.events import Candidates, Event, Feedback, Impression, Item, encode
 from topics.pacing import MAX_GAP_MS, Pacer
 from topics.readers import BadLines, EventLog, Progress
-from topics.replay_records import AHEAD_BLOCKS, TOPICS, Ahead, Record, blocks, first_time, records
+from topics.replay_block import Block, Record
+from topics.replay_records import AHEAD_BLOCKS, TOPICS, Ahead, blocks, first_time, records
 
 T0 = 1_700_000_000_000
 EVENTS: list[Event] = [
@@ -33,7 +34,7 @@ def test_raw_lines_pass_byte_for_byte_with_key_topic_and_pairs(tmp_path: Path) -
     got = list(records(write(tmp_path / "log.jsonl", lines), TOPICS))
     assert [r.value for r in got] == lines
     assert [(r.position, r.topic, r.key, r.pairs) for r in got] == [
-        (1, "items", "7", 0), (2, "candidates", "u", 2), (3, "impressions", "u", 2), (4, "feedback", "u", 0),
+        (1, "items", b"7", 0), (2, "candidates", b"u", 2), (3, "impressions", b"u", 2), (4, "feedback", b"u", 0),
     ]  # fmt: skip
 
 
@@ -89,7 +90,7 @@ def test_reading_ahead_changes_neither_order_nor_the_place_of_an_error(tmp_path:
 
     def many():  # type: ignore[no-untyped-def]
         for i in range(2 * AHEAD_BLOCKS):
-            yield [Record(i, "items", "k", b"", 0, 0)]
+            yield Block.of([Record(i, "items", b"k", b"", 0, 0)])
         raise ContractError("bad line")
 
     ahead = Ahead(many(), Progress(total=100))
@@ -112,7 +113,7 @@ def test_the_share_sent_lies_within_the_block_under_way() -> None:
     def chunks():  # type: ignore[no-untyped-def]
         for done in (40, 100):
             progress.done = done
-            yield [Record(1, "items", "k", b"", 0, 0)]
+            yield Block.of([Record(1, "items", b"k", b"", 0, 0)])
 
     ahead = Ahead(chunks(), progress)
     next(ahead)

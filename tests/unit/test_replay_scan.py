@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from topics.events import MAX_ID_CHARS, MAX_ITEMS, MAX_TS
 from topics.readers import EventLog
+from topics.readers.jsonl import PAD
 from topics.readers.scan import scan
-from topics.replay_records import TOPICS, Scanner, _light_block, records
+from topics.replay_records import TOPICS, Scanner, _light_records, records
 
 LINE = {
     "candidates": b'{"type":"candidates","id":"c1","user":"u1","ts":5,"features":{"history":["a"]},"items":["N7",8]}',
@@ -38,18 +39,22 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> EventLog:
     return EventLog(path, None)
 
 
+def text(*lines: bytes) -> bytes:
+    return b"".join(line + b"\n" for line in lines) + PAD
+
+
 def decided(line: bytes) -> bool:
-    _, found = scan([line])
-    return bool(found[0, 0])
+    return bool(scan(text(line))[0, 0])
 
 
 def test_ordinary_lines_of_every_type_are_decided() -> None:
-    lines = list(LINE.values())
-    joined, found = scan(lines)
+    whole = text(*LINE.values())
+    found = scan(whole)
     assert [TOPICS[kind - 1] for kind in found[0]] == list(LINE)
-    assert [joined[a:b] for a, b in zip(found[1], found[2], strict=True)] == [b"u1", b"u1", b"u1", b"77"]
+    assert [whole[a:b] for a, b in zip(found[1], found[2], strict=True)] == [b"u1", b"u1", b"u1", b"77"]
     assert found[3].tolist() == [5, 6, 7, 0]
     assert found[4].tolist() == [2, 1, 0, 0]
+    assert [whole[a:b] for a, b in zip(found[5], found[6], strict=True)] == list(LINE.values())
 
 
 @pytest.mark.parametrize(
@@ -149,11 +154,12 @@ def written(draw: st.DrawFn) -> bytes:
 @example([b'{"type":"impression","id":"i","user":"u","ts":1,"ads":["a",1,",",1,","]}'])
 @example([b'{"type":"impression","id":"i","user":"u","ts":1,"ads":["a"]} ', b"{}"])
 def test_what_is_decided_is_what_the_decoder_says(scanner: Scanner, log: EventLog, lines: list[bytes]) -> None:
-    expected = _light_block(log, 1, lines)
-    assert scanner.block(log, 1, lines) == expected
-    _, found = scan(lines)
+    expected = _light_records(log, 1, lines)
+    block = scanner.block(log, 1, text(*lines))
+    assert block is not None
+    assert list(block) == expected
     accepted = {r.position for r in expected}
-    for number, kind in enumerate(found[0], 1):
+    for number, kind in enumerate(scan(text(*lines))[0], 1):
         assert not kind or number in accepted
         assert not kind or isinstance(msgspec.json.decode(lines[number - 1]), dict)
 

@@ -12,12 +12,14 @@ from topics.events import MAX_EVENT_BYTES, Event, decode_event
 from topics.readers.badlines import BadLines, Progress
 
 CHUNK_BYTES = 1 << 20
+PAD = b" " * 64
+"""behind each chunk, so that compiled code may read 64 bytes at a time"""
 
 
-def chunks(path: Path, bad: BadLines, progress: Progress | None = None) -> Iterator[tuple[int, list[bytes]]]:
-    """(number of the first line, consecutive lines without their ends), a chunk of the file at a time. At most
-    `MAX_EVENT_BYTES` of a line are ever held: a longer one is a bad line, and empty here. A compressed file that breaks
-    off is a bad line too."""
+def texts(path: Path, bad: BadLines, progress: Progress | None = None) -> Iterator[tuple[int, bytes]]:
+    """(number of the first line, consecutive lines, each with its end, and then `PAD`), a chunk of the file at a time.
+    At most `MAX_EVENT_BYTES` of a line are ever held: a longer one is a bad line, and empty here. A compressed file
+    that breaks off is a bad line too."""
     number = 1
     rest = b""
     skipping = False
@@ -35,30 +37,40 @@ def chunks(path: Path, bad: BadLines, progress: Progress | None = None) -> Itera
                 progress.done = file.tell()
             if not chunk:
                 break
-            parts = chunk.split(b"\n")
-            parts[0] = rest + parts[0]
-            rest = parts.pop()
-            if parts:
-                # only the first of them can be long: the others are within one chunk
-                if skipping or len(parts[0]) > MAX_EVENT_BYTES:
-                    _too_long(path, number, parts[0], bad)
-                    parts[0] = b""
+            end = chunk.rfind(b"\n") + 1
+            if end:
+                text = b"".join((rest, memoryview(chunk)[:end], PAD))
+                rest = chunk[end:]
+                # only the first line can be long: the others are within one chunk
+                first = text.find(b"\n")
+                if skipping or first > MAX_EVENT_BYTES:
+                    _too_long(path, number, text[: min(first, 1024)], bad)
+                    text = text[first:]
                     skipping = False
-                yield number, parts
-                number += len(parts)
+                yield number, text
+                number += text.count(b"\n")
+            else:
+                rest += chunk
             if len(rest) > MAX_EVENT_BYTES:
                 skipping = True
                 rest = rest[:1024]
     if skipping:
         _too_long(path, number, rest, bad)
     elif rest:
-        yield number, [rest]
+        yield number, rest + b"\n" + PAD
+
+
+def split(text: bytes) -> list[bytes]:
+    """The lines of one of the `texts`, without their ends."""
+    lines = text.split(b"\n")
+    lines.pop()
+    return lines
 
 
 def lines(path: Path, bad: BadLines, progress: Progress | None = None) -> Iterator[tuple[int, bytes]]:
     """(line number, line without its end) of every line that is neither blank nor too long."""
-    for first, rows in chunks(path, bad, progress):
-        for number, line in enumerate(rows, first):
+    for first, text in texts(path, bad, progress):
+        for number, line in enumerate(split(text), first):
             if line and not line.isspace():
                 yield number, line
 

@@ -36,6 +36,7 @@ _MAX_DIGITS = 18
 _TYPE, _ID, _USER, _TS, _ITEMS, _ADS, _CLICKED = range(1, 8)
 _QUOTE, _SPACE, _COMMA, _COLON, _MINUS, _DOT, _ZERO, _NINE = b'" ,:-.09'
 _OBJECT, _LIST, _OBJECT_END, _LIST_END = b"{[}]"
+_NEWLINE = 10
 _FOLD = 0x20
 """the bit by which [ and { differ, and ] and }; the other bytes that are looked for have it"""
 _LOWER_E = ord("e")
@@ -56,15 +57,16 @@ _NEED = np.array(
 """by type: the names that must be there"""
 
 
-def scan(lines: list[bytes]) -> tuple[bytes, Any]:
-    """(the lines joined, int64 [5, lines]). Rows: the type (one of the above), where the key begins in the joined
-    bytes and where it ends, the event time, the number of candidate or shown items. Undecided lines are 0 in all."""
-    joined = b"".join([*lines, b" " * _BLOCK])
-    found = np.zeros((5, len(lines)), np.int64)
-    lengths = np.fromiter(map(len, lines), np.int64, len(lines))
-    tokens = np.empty(int(lengths.max(initial=0)) + _BLOCK + 1, np.int64)
-    _scan(np.frombuffer(joined, np.uint8), lengths, tokens, found)
-    return joined, found
+def scan(text: bytes) -> Any:
+    """int64 [7, lines] for one of the texts of `jsonl.texts`. Rows: the type (one of the above), where in the text the
+    key begins and where it ends, the event time, the number of candidate or shown items, where the line begins and
+    where it ends. Of undecided lines only the last two are filled."""
+    lines = text.count(b"\n")
+    found = np.zeros((7, lines), np.int64)
+    buffer = np.frombuffer(text, np.uint8)
+    longest = _split(buffer, len(text) - _BLOCK, found)
+    _scan(buffer, np.empty(longest + _BLOCK + 1, np.int64), found)
+    return found
 
 
 @intrinsic
@@ -110,6 +112,7 @@ _opens = _finder(_OBJECT, _FOLD)
 _closes = _finder(_OBJECT_END, _FOLD)
 _commas = _finder(_COMMA)
 _colons = _finder(_COLON)
+_newlines = _finder(_NEWLINE)
 
 
 @intrinsic
@@ -417,15 +420,29 @@ def _line(text, end, tokens, found, n):
 
 
 @_outer
-def _scan(text, lengths, tokens, found):
-    """`text` has 64 bytes more than the lines."""
+def _split(text, end, found):
+    """Fills the last two rows. Length of the longest line."""
+    bytes_ = _pointer(text)
+    n = first = longest = 0
+    for at in range(0, end, _BLOCK):
+        ends = _newlines(bytes_, at)
+        while ends:
+            last = at + _lowest(ends)
+            ends &= ends - _1
+            found[5, n] = first
+            found[6, n] = last
+            longest = max(longest, last - first)
+            first = last + 1
+            n += 1
+    return longest
+
+
+@_outer
+def _scan(text, tokens, found):
     bytes_, places = _pointer(text), _pointer(tokens)
-    first = 0
-    for n in range(len(lengths)):
-        end = first + lengths[n]
-        last = end
+    for n in range(found.shape[1]):
+        first, last = found[5, n], found[6, n]
         while last > first and (bytes_[last - 1] == 13 or bytes_[last - 1] == _SPACE):  # as the lines of Windows end
             last -= 1
         if _tokenize(bytes_, first, last, places) > 0:
             _line(bytes_, last, places, found, n)
-        first = end
