@@ -1,8 +1,9 @@
 """The transactional loop: the one place that talks to Kafka while working.
 
-Three threads, so that polling never waits for a model: the *poller* (the thread that calls `Loop.run`) owns the
-consumer, the *follower* reads the changelog and the catalogue, the *worker* runs the step and the transactions. They
-meet in one mailbox. When too many polled records wait in it the poller pauses its partitions and goes on polling.
+Four threads, so that polling never waits for a model and a model not for a transaction: the *poller* (the thread that
+calls `Loop.run`) owns the consumer, the *follower* reads the changelog and the catalogue, the *worker* runs the step,
+and `Commits` has one for the transactions. The first two meet the worker in one mailbox. When too many polled records
+wait in it the poller pauses its partitions and goes on polling.
 
 Each assignment of a partition has a generation. A revoke or loss ends it: work of an ended generation is dropped and
 never committed; the broker's own check of the consumer group's generation in the transaction backs this up.
@@ -23,10 +24,11 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from streams import failpoints
+from streams.commits import Commits
 from streams.deadline import Deadline
 from streams.follower import Followed, Follower
 from streams.settings import Settings
-from streams.step import Record, Step, StepResult
+from streams.step import Record, Step, Work
 from streams.transactions import Committer, Dropped
 from topics.errors import BrokerError, SolarisError
 from topics.kafka import consumer, group_name
@@ -41,6 +43,9 @@ MAX_STEP_BYTES = 32 << 20
 """bounds beside those in records: a record may have 8 MiB"""
 MAX_FOLLOWED_AT_ONCE = 16
 """hand-overs of the follower taken before work goes on"""
+ROOM_S = 0.5
+"""how long a full queue is waited for before its partitions are paused: after pause and resume the client may take a
+second to fetch again"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,13 @@ class _Closed:
     done: threading.Event
 
 
-_Mail = _Polled | _Opened | _Closed | Followed | None
+@dataclass(frozen=True, slots=True)
+class _Committed:
+    """The transaction in flight has ended: what waited for it may go on."""
+
+
+_COMMITTED = _Committed()
+_Mail = _Polled | _Opened | _Closed | _Committed | Followed | None
 
 
 class Loop:
@@ -92,6 +103,8 @@ class Loop:
         self._waiting_bytes = 0
         self._lock = threading.Lock()
         self._generation = 0
+        self._room = threading.Event()
+        """set when the worker has taken from the queue"""
         self._held_back = False
         self._joined = False
         self._items_left: set[int] = set()
@@ -107,6 +120,7 @@ class Loop:
         self._metadata_fresh = threading.Event()
         self._to_commit: SimpleQueue[list[TopicPartition]] = SimpleQueue()
         self._committer = Committer(step, settings, self, instance, self.counters, self._interrupted)
+        self._commits = Commits(step.role, self._commit, lambda: self._mail.put(_COMMITTED))
 
     # -- state seen from outside -------------------------------------------------------------------------------------
 
@@ -153,6 +167,7 @@ class Loop:
             self._committer.start()
             self._load_items()
             self._follower.start()
+            self._commits.start()
             worker.start()
             self._consumer.subscribe(
                 [self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
@@ -170,6 +185,8 @@ class Loop:
     def _poll(self) -> None:
         self._resume_restored()
         self._serve_worker()
+        if not self._held_back and self._full and not self._wait_for_room():
+            self._hold_back()
         first = self._consumer.poll(POLL_S)
         if self._follower.error is not None:
             self._stop.set()
@@ -186,7 +203,6 @@ class Loop:
             self._waiting += len(records)
             self._waiting_bytes += size
         self._mail.put(_Polled(records, dict(self._owned), size))
-        self._hold_back()
 
     def _serve_worker(self, synchronous: bool = False) -> None:
         if not self._metadata_fresh.is_set():
@@ -229,14 +245,27 @@ class Loop:
         log.warning("%s: %s", self.step.role, error)
         return False
 
-    def _hold_back(self) -> None:
+    @property
+    def _full(self) -> bool:
         loop = self.settings.loop
-        full = self._waiting >= loop.batch_records * loop.queue_batches or self._waiting_bytes >= MAX_WAITING_BYTES
-        if not self._held_back and full:
-            held = [TopicPartition(self._topic, p) for p in self._owned if p in self._ready]
-            self._consumer.pause(held)
-            self._held_back = True
-            self.counters["pauses"] += 1
+        return self._waiting >= loop.batch_records * loop.queue_batches or self._waiting_bytes >= MAX_WAITING_BYTES
+
+    def _wait_for_room(self) -> bool:
+        """Whether the worker takes something from the full queue within `ROOM_S`."""
+        deadline = Deadline(ROOM_S)
+        while self._full:
+            if deadline.over or self._stop.is_set():
+                return False
+            self._serve_worker()
+            self._room.wait(0.005)
+            self._room.clear()
+        return True
+
+    def _hold_back(self) -> None:
+        held = [TopicPartition(self._topic, p) for p in self._owned if p in self._ready]
+        self._consumer.pause(held)
+        self._held_back = True
+        self.counters["pauses"] += 1
 
     def _resume_restored(self) -> None:
         resume = []
@@ -378,11 +407,13 @@ class Loop:
                 log.exception("%s: worker stopped", self.step.role)
         finally:
             self._stop.set()
+            self._commits.stop()
             self._close_all()
 
     def _turn(self) -> bool:
         """Takes what is in the mailbox, in the order: revokes, changelog, assignments, work. False: time to end."""
         self._begin_unrestored()
+        self._commits.check()
         try:
             mail = self._mail.get(timeout=0.5)
         except Empty:
@@ -403,12 +434,16 @@ class Loop:
                 self._take_followed(mail)
             elif isinstance(mail, _Opened):
                 self._take_opened(mail)
-            else:
+            elif isinstance(mail, _Closed):
                 self._take_closed(mail)
             enough = records >= self.settings.loop.batch_records or size >= MAX_STEP_BYTES
             if enough or followed >= MAX_FOLLOWED_AT_ONCE:
                 break
-            wait = linger.left() if polled and not self.step.enough(records, size) else 0.0
+            wait = 0.0
+            if polled and self._commits.busy:
+                wait = 0.5  # a few records gain nothing by being first in the queue for the next transaction
+            elif polled and not self.step.enough(records, size):
+                wait = linger.left()
             try:
                 mail = self._mail.get(timeout=wait) if wait > 0 else self._mail.get_nowait()
             except Empty:
@@ -464,6 +499,7 @@ class Loop:
 
     def _take_closed(self, mail: _Closed) -> None:
         self._postponed = [o for o in self._postponed if o.partition not in mail.partitions]
+        self._commits.drain()
         for p in mail.partitions:
             self._close(p)
         mail.done.set()
@@ -498,7 +534,8 @@ class Loop:
         3. begin a transaction, produce results and DLQ records, send the offsets, commit;
         4. apply to the local store what was produced to its changelog, with the offsets it got.
 
-        With ``at_least_once`` 3 is: produce, wait for the acknowledgements, commit the offsets.
+        With ``at_least_once`` 3 is: produce, wait for the acknowledgements, commit the offsets. 3 and 4 of a step that
+        is `pure` go on beside the next one's 1 and 2 (`Commits`).
 
         A step whose core has a batch size of its own (`Step.parts`) does 2 to 4 part by part.
         """
@@ -507,34 +544,43 @@ class Loop:
         taken = sum(len(m.records) for m in polled)
         try:
             records = [r for m in polled for r in m.records if self._stands(r.partition, m.generations)]
-            self.counters["dropped_generation"] += taken - len(records)
+            self._count_dropped(taken - len(records))
             held = {r.partition: self._owned[r.partition] for r in records if r.partition in self._owned}
             for part in self.step.parts(records) if records else ():
                 if self._stop.is_set() and not self._leaving:
                     return  # what is left was not committed: its next owner does it
                 standing = [r for r in part if self._stands(r.partition, held)]
-                self.counters["dropped_generation"] += len(part) - len(standing)
+                self._count_dropped(len(part) - len(standing))
                 if standing:
                     self.heartbeat = time.monotonic()
                     result = self.step.run(standing)
                     failpoints.hit("after_core")
-                    self._commit(standing, result)
+                    work = Work.of(standing, result, held, self.step.metadata)
+                    if self.step.pure:
+                        self._commits.put(work)
+                    else:
+                        self._commit(work)
         finally:
             with self._lock:
                 self._waiting -= taken
                 self._waiting_bytes -= sum(m.size for m in polled)
+            self._room.set()
 
-    def _commit(self, records: list[Record], result: StepResult) -> None:
-        begun = {r.partition: self._owned.get(r.partition) for r in records}
+    def _commit(self, work: Work) -> None:
         try:
-            self._committer.commit(records, result, lambda p: self._owned.get(p) == begun[p] is not None)
+            self._committer.commit(work, lambda p: self._owned.get(p) == work.generations[p])
         except Dropped as dropped:
-            self.counters["dropped_generation"] += dropped.records
+            self._count_dropped(dropped.records)
             return
         self.counters["steps"] += 1
-        self.counters["records"] += len(records)
-        self.counters["dead"] += len(result.dead)
+        self.counters["records"] += work.records
+        self.counters["dead"] += len(work.dead)
         failpoints.hit("after_apply")
+
+    def _count_dropped(self, records: int) -> None:
+        if records:
+            with self._lock:
+                self.counters["dropped_generation"] += records
 
     def _stands(self, partition: int, generations: dict[int, int]) -> bool:
         current = self._owned.get(partition)

@@ -142,6 +142,7 @@ class BaseStep:
     role = ""
     input_topic = ""
     changelog_topic: str | None = None
+    pure = True
     linger_s = 0.0
     restore_deadline_s = 0.0
 
@@ -308,6 +309,7 @@ class PairLane(BaseStep):
     role = "embedder"
     input_topic = "precompute"
     changelog_topic = "embeddings"
+    pure = False  # a pair just embedded is fresh to the next batch only when its chunk is applied
 
     def __init__(self, runtime: Runtime, settings: Settings) -> None:
         super().__init__(runtime, settings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -46,8 +46,44 @@ class StepResult:
     dead: list[Dead] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class Work:
+    """Results of a batch, to be committed as one."""
+
+    outputs: list[tuple[Record, Output]] = field(default_factory=list)
+    dead: list[tuple[Record, Rejected]] = field(default_factory=list)
+    ends: dict[int, int] = field(default_factory=dict)
+    """partition -> the offset after its last record"""
+    metadata: dict[int, str] = field(default_factory=dict)
+    """partition -> what is committed beside its offset"""
+    generations: dict[int, int] = field(default_factory=dict)
+    """partition -> the assignment its records came with"""
+    records: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        records: Sequence[Record],
+        result: StepResult,
+        generations: Mapping[int, int],
+        metadata: Callable[[int], str],
+    ) -> Work:
+        ends: dict[int, int] = {}
+        for r in records:
+            ends[r.partition] = max(ends.get(r.partition, 0), r.offset + 1)
+        return cls(
+            [(records[o.source], o) for o in result.outputs],
+            [(records[d.source], d.rejected) for d in result.dead],
+            ends,
+            {p: metadata(p) for p in ends},
+            {p: generations[p] for p in ends},
+            len(records),
+        )
+
+
 class Step(Protocol):
-    """Called from the loop's worker thread only."""
+    """Called from the loop's worker thread only, but for `committed`, which may come from another one at a time when
+    nothing else of the step runs."""
 
     role: str
     """"verifier", "embedder-state", "embedder" or "ranker": names the consumer group"""
@@ -55,6 +91,9 @@ class Step(Protocol):
     """contract name"""
     changelog_topic: str | None
     """contract name of the topic whose partitions the step's stores follow, or None"""
+
+    pure: bool
+    """no batch depends on what the one before it wrote, so the next may be worked on while one is being committed"""
 
     linger_s: float
     """how long records may wait for `enough` of them"""

@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer, Topic
 from streams import failpoints
 from streams.deadline import Deadline
 from streams.settings import Settings
-from streams.step import Dead, Output, Record, Step, StepResult
+from streams.step import Output, Record, Step, Work
 from topics.dlq import attempt_of, dead_letter
 from topics.errors import BrokerError
 from topics.events import Rejected
@@ -74,6 +74,7 @@ class Committer:
         """Connects; with exactly-once takes over the transactional identity, which fences a former holder."""
         timeout_ms = self._loop.transaction_timeout_ms
         extra: dict[str, Any] = {"transaction_timeout_ms": timeout_ms} if self._id else {}
+        extra["delivery_report_only_error"] = self._step.pure  # the others want to know their records' offsets
         self._producer = producer(self._kafka, self._id, **extra)
         if self._exactly_once:
             self._retry(lambda: self._made.init_transactions(_CALL_S), "init_transactions")
@@ -88,21 +89,22 @@ class Committer:
         assert self._producer is not None
         return self._producer
 
-    def commit(self, records: Sequence[Record], result: StepResult, owned: Callable[[int], bool]) -> None:
-        """Returns once committed and applied. Raises `Dropped` when none of the records is ours any more."""
-        dead = list(result.dead)
-        attempt = 0
+    def commit(self, work: Work, owned: Callable[[int], bool]) -> None:
+        """Returns once committed and applied. Raises `Dropped` when none of its partitions is ours any more."""
+        dead = list(work.dead)
+        attempt, one_by_one = 0, False
         while True:
-            mine = {r.partition for r in records if owned(r.partition)}
+            mine = {p for p in work.ends if owned(p)}
             if not mine:
-                raise Dropped(len(records))
+                raise Dropped(work.records)
             try:
-                done = self._attempt(records, result, dead, mine, owned, attempt > 0)
+                done = self._attempt(work, dead, mine, owned, attempt > 0, one_by_one)
             except KafkaException as e:
                 self._after_error(e.args[0], attempt)
                 attempt += 1
                 continue
             if done is None:
+                one_by_one = True
                 continue
             outputs, offsets = done
             failpoints.hit("after_commit")
@@ -112,72 +114,64 @@ class Committer:
 
     def _attempt(
         self,
-        records: Sequence[Record],
-        result: StepResult,
-        dead: list[Dead],
+        work: Work,
+        dead: list[tuple[Record, Rejected]],
         mine: set[int],
         owned: Callable[[int], bool],
         refresh: bool,
+        one_by_one: bool,
     ) -> tuple[list[Output], list[int]] | None:
-        """One transaction. None: a record was refused for its size and has joined `dead`; try again."""
-        made = self._made
-        too_large = {o.source for o in result.outputs if len(o.value) > _MAX_VALUE_BYTES}
-        reason = Rejected("output_too_large", f"a result is over {_MAX_VALUE_BYTES} bytes")
-        dead.extend(Dead(i, reason) for i in sorted(too_large - {d.source for d in dead}))
-        given_up = {d.source for d in dead if d.rejected.reason in ("output_too_large", "refused_by_broker")}
-        outputs = [o for o in result.outputs if records[o.source].partition in mine and o.source not in given_up]
-        stored: list[Output] = []
-        places: list[int | None] = []
-        refused: list[tuple[int, KafkaError]] = []
-        failed: list[KafkaError] = []
+        """One transaction. None: records were refused for their size. Which ones is asked for in another attempt, with
+        `one_by_one`, in which they join `dead`; then it is tried again without them."""
+        made, changelog = self._made, self._step.changelog_topic
+        too_large = Rejected("output_too_large", f"a result is over {_MAX_VALUE_BYTES} bytes")
+        dead.extend(
+            (r, too_large)
+            for r, o in work.outputs
+            if len(o.value) > _MAX_VALUE_BYTES and not any(r is d and why.reason == too_large.reason for d, why in dead)
+        )
+        given_up = {id(r) for r, why in dead if why.reason in ("output_too_large", "refused_by_broker")}
+        outputs = [(r, o) for r, o in work.outputs if o.partition in mine and id(r) not in given_up]
+        reports = _Reports()
 
         if self._exactly_once:
             self._let_markers_land()
             made.begin_transaction()
-        for o in outputs:
-            slot = -1
-            if o.topic == self._step.changelog_topic:
-                slot = len(stored)
-                stored.append(o)
-                places.append(None)
-            self._produce(
-                self._kafka.topic(o.topic), o.key, o.value, o.partition, None,
-                _report(slot, o.source, places, refused, failed),
-            )  # fmt: skip
-        for d in dead:
-            r = records[d.source]
+        names = {t: self._kafka.topic(t) for t in {o.topic for _, o in outputs}}
+        for r, o in outputs:
+            kept = o.topic == changelog
+            report = reports.of(r, kept) if one_by_one else reports.stored if kept else reports.other
+            self._produce(names[o.topic], o.key, o.value, o.partition, None, report)
+        for r, why in dead:
             if r.partition in mine:
                 key, value, headers = dead_letter(
-                    self._kafka.topic(r.topic), r.partition, r.offset, r.key, r.value, d.rejected, self._step.role,
+                    self._kafka.topic(r.topic), r.partition, r.offset, r.key, r.value, why, self._step.role,
                     attempt_of(r.headers), r.received_ms, r.headers,
                 )  # fmt: skip
-                self._produce(self._kafka.topic("dlq"), key, value, None, headers, _report(-1, -1, [], [], failed))
+                self._produce(self._kafka.topic("dlq"), key, value, None, headers, reports.letter)
         self._flush()
         failpoints.hit("after_produce")
-        if refused:
-            for source, error in refused:
-                dead.append(Dead(source, Rejected("refused_by_broker", error.str())))
+        if reports.refused or reports.refused_records:
+            for record, error in reports.refused_records:
+                if id(record) not in given_up:
+                    given_up.add(id(record))
+                    dead.append((record, Rejected("refused_by_broker", error.str())))
             if self._exactly_once:
                 self._retry(lambda: made.abort_transaction(_CALL_S), "abort_transaction")
             return None
-        if failed:
-            raise KafkaException(failed[0])
-        self._commit_offsets(records, mine, owned, refresh)
-        return stored, [p for p in places if p is not None]
+        if reports.failed:
+            raise KafkaException(reports.failed[0])
+        self._commit_offsets(work, mine, owned, refresh)
+        stored = [o for _, o in outputs if o.topic == changelog]
+        return stored, reports.places(stored)
 
-    def _commit_offsets(
-        self, records: Sequence[Record], mine: set[int], owned: Callable[[int], bool], refresh: bool
-    ) -> None:
+    def _commit_offsets(self, work: Work, mine: set[int], owned: Callable[[int], bool], refresh: bool) -> None:
         # The group's metadata first, then the check: if an assignment ends after the check, the metadata is of an older
         # generation of the group and the broker refuses the offsets.
         group = self._membership.group_metadata(refresh) if self._exactly_once else None
         if not all(map(owned, mine)):
             raise KafkaException(KafkaError(KafkaError._ASSIGNMENT_LOST, "a partition was taken during the batch"))
-        ends: dict[int, int] = {}
-        for r in records:
-            if r.partition in mine:
-                ends[r.partition] = max(ends.get(r.partition, -1), r.offset + 1)
-        positions = [TopicPartition(self._input, p, end, self._step.metadata(p)) for p, end in ends.items()]
+        positions = [TopicPartition(self._input, p, work.ends[p], work.metadata[p]) for p in sorted(mine)]
         if not self._exactly_once:
             self._membership.commit_soon(positions)
             return
@@ -268,20 +262,42 @@ class Committer:
         time.sleep(_BACK_OFF_S[min(attempt, len(_BACK_OFF_S) - 1)])
 
 
-def _report(
-    slot: int,
-    source: int,
-    places: list[int | None],
-    refused: list[tuple[int, KafkaError]],
-    failed: list[KafkaError],
-) -> Callable[[KafkaError | None, Message], None]:
-    def on_delivery(error: KafkaError | None, message: Message) -> None:
-        if error is None:
-            if slot >= 0:
-                places[slot] = message.offset()
-        elif error.code() in _REFUSED_BY_SIZE and source >= 0:
-            refused.append((source, error))
-        else:
-            failed.append(error)
+class _Reports:
+    """What the broker said of the records of one attempt. The callbacks are shared by all of them, one object each and
+    not one per record: the offsets of a partition come in the order its records were produced in."""
 
-    return on_delivery
+    def __init__(self) -> None:
+        self.offsets: dict[int, list[int]] = {}
+        self.refused: list[KafkaError] = []
+        self.refused_records: list[tuple[Record, KafkaError]] = []
+        self.failed: list[KafkaError] = []
+
+    def stored(self, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            self.offsets.setdefault(message.partition(), []).append(message.offset())
+        else:
+            self.other(error, message)
+
+    def other(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            (self.refused if error.code() in _REFUSED_BY_SIZE else self.failed).append(error)
+
+    def letter(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self.failed.append(error)
+
+    def of(self, record: Record, kept: bool) -> Callable[[KafkaError | None, Message], None]:
+        def on_delivery(error: KafkaError | None, message: Message) -> None:
+            if error is not None and error.code() in _REFUSED_BY_SIZE:
+                self.refused_records.append((record, error))
+            elif kept:
+                self.stored(error, message)
+            else:
+                self.other(error, message)
+
+        return on_delivery
+
+    def places(self, outputs: Sequence[Output]) -> list[int]:
+        """The offset of each output, in order."""
+        left = {p: iter(sorted(offsets)) for p, offsets in self.offsets.items()}
+        return [next(left[o.partition]) for o in outputs]
