@@ -97,7 +97,7 @@ class Workload:
             for part in (slice(0, half), slice(half, None)):
                 items = self.hashes[index[part]]
                 order = np.argsort(items)
-                topics = self._topics(index[part])[order]
+                topics = self.topics(index[part])[order]
                 chunk = EmbeddingChunk(
                     h, ts, model, 1, items[order], topics, pool[user % 512, part], None, none, none, f"s{user}"
                 )
@@ -133,7 +133,8 @@ class Workload:
             "history_ts": [ts - (HISTORY - j) * 60_000 for j in range(HISTORY)],
         }  # fmt: skip
 
-    def _topics(self, index: np.ndarray) -> np.ndarray:
+    def topics(self, index: np.ndarray) -> np.ndarray:
+        """uint32 topic ids of items, by catalogue index."""
         if not hasattr(self, "_topic_of"):
             one = [1 + hash_id(f"c{k}") % (1 << 20) for k in range(CATEGORIES)]
             self._topic_of = np.array(one, np.uint32)

@@ -87,6 +87,9 @@ def page(figures: Figures, result: dict[str, Any]) -> str:
         lines += ["**Missed:** " + ", ".join(f"`{k}`" for k in missed) + ". See performance-notes.md.", ""]
     if absent := figures.absent():
         lines += ["**Not measured in this run:** " + ", ".join(f"`{k}`" for k in absent) + ".", ""]
+    lines += [f"- case `{k}`: not measured: {v.splitlines()[0]}" for k, v in result.get("not_measured", {}).items()]
+    if result.get("not_measured"):
+        lines.append("")
     if result["failures"]:
         lines += [
             "**Cases that failed:** " + "; ".join(f"{k}: {v.splitlines()[0]}" for k, v in result["failures"].items()),
@@ -99,9 +102,13 @@ FOOT = """
 ## What each figure is
 - `verifier.cpu_over_floor`, `ranker.cpu_over_floor`: CPU per event of the transactional role over its *floor*, which
   is decode + model (columns and graph runs) + encode on the same batches in memory: no Kafka, no gate, no state.
-- `*_over_ours`: the peer's CPU per event over ours (transactional), each doing the same work on the same topics.
-  `*.same_answers` is the share of our answers that the peer gave too, pair by pair. Faust counts by the better of
-  its two forms.
+- `*_over_ours`: the peer's CPU per event over that of our transactional role, each doing the same work on the same
+  topics. Both processes are frozen while the input is written; then ours drains it, then the peer; the median of the
+  ratios of such turns counts (`*.ours_cpu_us` is our role in these turns). Faust counts by the better of its two
+  forms.
+- `*.same_answers`: the share of our answers of the last turn that the peer gave too. Verifier: the same pairs in the
+  same order with the same scores. Ranker: the same ads in the same order, each with the same source, age and score
+  (1e-4; ads may change places only where pCTR x bid is that close).
 - `embedder.share_of_model`: pairs per CPU second of the whole embedder process (both lanes, Kafka, store) over those
   of the bare FM session at the same batch size. `_wall` is the same in wall-clock time.
 - `latency_ms`: impression due -> ranked ad readable with `read_committed`, open loop, at half of the throughput of
@@ -114,13 +121,28 @@ FOOT = """
   group and the catalogue in it.
 
 ## Peers
-- **Faust** (`benchmarks/peers/faust_verifier.py`): our verifier core in an agent. *unpacked*: one event at a time;
-  *packed*: `stream.take(500, within=0.05)`. At-least-once, raw serializers, deep stream buffer, lz4, 5 ms linger,
-  commits every 2.8 s.
-- **Quix Streams 3.28.1** (`benchmarks/peers/quix_verifier.py`, an environment of its own): our verifier core in
-  `StreamingDataFrame.apply`, event by event; exactly-once and at-least-once; bytes in and out, a commit a second, lz4,
-  5 ms linger. Whole runs only. The ranker's join in Quix is not built yet.
-- **Kafka Streams** (the ranker's join in Java) is not built yet; `ranker.kstreams_over_ours` has no figure.
+All sit in `benchmarks/peers/`, read the same topics as our role at the same time, and send to a topic of their own.
+The peers in Python run our cores (columns, models, gate, encoding), so that only the stream engine and its state
+differ. With 100 candidates or 50 ads an event that common part is most of the work, so the ratios say little about
+what an engine costs on small events.
+- **Faust** (`faust_verifier.py`): our verifier core in an agent. *per_event*: `async for event in stream`, the plain
+  form; *take*: `stream.take(500, within=0.05)`, one model call for a batch. At-least-once, raw serializers, deep
+  stream buffer, lz4, 5 ms linger, commits every 2.8 s.
+- **Quix Streams 3.28.1** (an environment of its own), event by event, since a `StreamingDataFrame` has no batches
+  without windows; exactly-once and at-least-once; bytes in and out, a commit a second, lz4, 5 ms linger.
+  `quix_verifier.py`: our verifier core in `apply`. `quix_ranker.py`: `embeddings` and `impressions` concatenated,
+  which is how two topics share a state there; a user's chunks are one value of its RocksDB store (changelog on),
+  looked up with numpy; our ranker core for the rest. Whole runs only.
+- **Kafka Streams 4.3.1** (`kstreams/`, Java 17, built by Maven on first use): the ranker written anew in Java.
+  `embeddings` aggregate by user into a persistent (RocksDB) store with its changelog, one value a user: the packed
+  chunks less what is past TTL and window. `impressions` left-join that table by key, so one point read serves an
+  impression where a key for each user and item would take a range scan of 100 entries. The catalogue is a global
+  store, decoded once per item, as our ranker does it. ONNX Runtime for Java 1.29.0 (1.31 was not on Maven Central
+  when this was written), one intra-op thread, tensors over direct buffers that stay; Jackson's streaming parser and
+  writer. One call of each model for a record, since the DSL and the Processor API hand on record by record.
+  `exactly_once_v2` with its default commit every 100 ms, one stream thread, record cache of 256 MB, 1,000 records a
+  poll, lz4, 5 ms linger, batches of 256 KB, heap of 1 GB, parallel collector. Measured when the JVM has settled:
+  rounds of impressions until two in a row cost no less than 95 % of the best so far. Whole runs only.
 
 ## GPU
 Not measured on a GPU. `python benchmarks/gpu.py` checks the FM's vectors against float32 on the CPU and times batches

@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import oddities
 from benchmarks.harness.bundle import ITEMS, USERS, bundle
 from benchmarks.harness.cluster import Answers, Process, Role, Sample, Topics
 from benchmarks.harness.equal import same_ranked, same_requests
@@ -24,6 +25,8 @@ from state.api import StoreSettings
 
 WARM_EVENTS = 500
 TURNS = 3
+PER_EVENT = 3000
+"""impressions of a turn of a peer that takes a millisecond or more for each"""
 STEADY, STEADY_ROUNDS = 0.95, 2
 """A JVM is measured once so many rounds in a row cost no less than `STEADY` of the best one so far: its compiler works
 on the same cores and counts as the process's own."""
@@ -85,7 +88,7 @@ def _verifier(run: Run, peer: str, how: str, script: Sequence[str]) -> list[floa
     ):
         role.wait_ready()
         feed = _Feed(topics, "candidates", role, process, ours, theirs)
-        feed.warm(run.candidates[:WARM_EVENTS])
+        feed.both(run.candidates[:WARM_EVENTS])
         ratios = feed.turns(run, "verifier", name, run.candidates, "event")
         same = same_requests(ours.values, theirs.values)
     run.figures.add(f"verifier.{name}.same_answers", same, "share")
@@ -98,6 +101,7 @@ def _ranker(run: Run, peer: str, how: str, command: Callable[[Path], Sequence[st
     out = topics.kafka.topic(name)
     topics.create(out)
     run.warm(topics)
+    topics.send("embeddings", oddities.state(run.workload, run.floors.runtime.info.fm_hash))
     folder = run.folder / f"ranker-{name}"
     folder.mkdir(parents=True)
     config = folder / "config.json"
@@ -113,13 +117,17 @@ def _ranker(run: Run, peer: str, how: str, command: Callable[[Path], Sequence[st
         end = topics.end(embeddings)
         process.wait_for("its state", lambda: topics.committed(out, embeddings) >= end, every_s=0.5)
         feed = _Feed(topics, "impressions", role, process, ours, theirs)
-        drained = run.drained
-        feed.warm(run.impressions[-WARM_EVENTS:])
+        drained = run.drained if jvm else run.drained[:PER_EVENT]
+        feed.both(run.impressions[-WARM_EVENTS:])
         if jvm:
             feed.settle([run.impressions[k : k + len(drained)] for k in range(0, len(run.impressions), len(drained))])
         ratios = feed.turns(run, "ranker", name, drained, "impression")
         same = same_ranked([r.value for r in drained], ours.values, theirs.values)
+        odd = oddities.impressions(run.workload)
+        feed.both(odd)
+        same_odd = same_ranked([r.value for r in odd], ours.values, theirs.values)
     run.figures.add(f"ranker.{name}.same_answers", same, "share")
+    run.figures.add(f"ranker.{name}.same_odd_answers", same_odd, "share", f"{len(odd)} impressions of odd users")
     return ratios
 
 
@@ -149,10 +157,14 @@ class _Feed:
         self._topics, self._topic, self._role, self._peer = topics, topic, role, peer
         self._ours, self._theirs = ours, theirs
 
-    def warm(self, records: Sequence[Kafka]) -> None:
+    def both(self, records: Sequence[Kafka]) -> None:
+        """Has both answer, side by side; their answers are all there is in the two `Answers` then."""
+        pairs = ((self._role, self._ours), (self._peer, self._theirs))
+        for _, answers in pairs:
+            answers.clear()
         self._topics.send(self._topic, records)
-        for process, answers in ((self._role, self._ours), (self._peer, self._theirs)):
-            process.wait_for("first answers", lambda answers=answers: answers.arrived(len(records)))  # type: ignore[misc]
+        for process, answers in pairs:
+            process.wait_for("answers", lambda answers=answers: answers.arrived(len(records)))  # type: ignore[misc]
 
     def settle(self, rounds: Sequence[Sequence[Kafka]]) -> None:
         """Feeds round after round until the peer's CPU time for one stops falling, or there are no more."""
