@@ -78,13 +78,13 @@ def write_mark(directory: Path) -> None:
 def check_mark(directory: Path) -> bool:
     """Whether the directory is a store of ours. Raises `StoreFormatError` for a newer or a strange mark."""
     try:
-        text = (directory / MARK).read_text()
+        text = (directory / MARK).read_text(errors="replace")
     except FileNotFoundError:
         return False
     try:
         mark = json.loads(text)
         kind, version = mark["kind"], int(mark["format"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise StoreFormatError(f"{directory / MARK} is not a store's mark: {text[:60]!r}") from None
     if kind != "solaris-store":
         raise StoreFormatError(f"{directory} belongs to {kind!r}")

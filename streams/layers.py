@@ -77,7 +77,7 @@ def from_toml(path: Path, known: Mapping[str, Spec]) -> dict[str, Value]:
         raise SettingsError("--config", str(path), "there is no such file") from None
     except OSError as e:
         raise SettingsError("--config", str(path), f"cannot be read: {e.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+    except (ValueError, RecursionError) as e:  # of TOML, of UTF-8, of an integer of 5,000 digits, of 10,000 brackets
         raise SettingsError("--config", str(path), f"is not TOML: {e}") from None
     out: dict[str, Value] = {}
     groups = {key.partition(".")[0] for key in known}

@@ -121,10 +121,11 @@ def dead_letter(
 
 def attempt_of(headers: Sequence[tuple[str, bytes | None]] | None) -> int:
     """How often a record was put back from the DLQ; 0 where it never was."""
+    found = 0
     for name, value in headers or ():
         if name == ATTEMPT:
-            return _number(value, 0)
-    return 0
+            found = _number(value, 0)  # of several the last, as `read` takes it
+    return found
 
 
 def read(

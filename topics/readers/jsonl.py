@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -30,7 +31,7 @@ def texts(path: Path, bad: BadLines, progress: Progress | None = None) -> Iterat
         while True:
             try:
                 chunk = read(CHUNK_BYTES)
-            except (EOFError, OSError) as e:
+            except (EOFError, OSError, zlib.error) as e:
                 bad.add(path, number, DecodeError("truncated", f"the compressed file breaks off: {e}"), rest)
                 return
             if progress is not None:

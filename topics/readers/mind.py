@@ -89,7 +89,7 @@ def _timed(path: Path, bad: BadLines, progress: Progress | None) -> Iterator[Tim
                 raise DecodeError("wrong_columns", f"{len(fields)} columns, a MIND row has {_COLUMNS}")
             try:
                 ts = parse_time(fields[2].decode())
-            except ValueError:
+            except (ValueError, OverflowError):
                 raise DecodeError("wrong_time", f"{fields[2]!r}; expected MM/DD/YYYY H:MM:SS AM|PM") from None
         except DecodeError as e:
             bad.add(path, number, e, line)

@@ -13,8 +13,8 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from topics.errors import DecodeError
-from topics.events import Event, Features, Impression, Item
+from topics.errors import DecodeError, InvalidEvent
+from topics.events import Event, Features, Impression, Item, check
 from topics.ids import hash_id
 from topics.readers.badlines import BadLines, Progress
 from topics.readers.clicks import ClickStream
@@ -33,7 +33,7 @@ MAX_USERS = 200_000
 def read(path: Path, bad: BadLines, progress: Progress | None = None, run_bytes: int = 128 << 20) -> Iterator[Event]:
     movies = path.with_name("movies.csv")
     if movies.is_file():
-        yield from _items(movies)
+        yield from _items(movies, bad)
     clicks = ClickStream()
     pool: deque[str] = deque(maxlen=POOL)
     seen: OrderedDict[str, deque[tuple[str, int]]] = OrderedDict()
@@ -57,6 +57,11 @@ def read(path: Path, bad: BadLines, progress: Progress | None = None, run_bytes:
             features = {"history": [m for m, _ in past], "history_ts": [t for _, t in past]}
         liked = float(rating) >= LIKED
         impression = Impression(f"{user}-{movie}-{number}", user, ts, ads, features=features)
+        try:
+            check(impression)
+        except InvalidEvent as e:
+            bad.add(path, number, e, line)
+            continue
         yield from clicks.add(impression, [movie] if liked else [], CLICK_DELAY_MS)
         pool.append(movie)
         if liked:
@@ -84,11 +89,22 @@ def _timed(path: Path, bad: BadLines, progress: Progress | None) -> Iterator[Tim
         yield ts, number, line
 
 
-def _items(path: Path) -> Iterator[Item]:
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = csv.reader(file)
-        next(rows, None)
-        for row in rows:
-            if len(row) == 3 and row[0]:
-                genres = row[2].split("|")
-                yield Item(row[0], 0, {"category": genres[0], "genres": list(genres)})
+def _items(path: Path, bad: BadLines) -> Iterator[Item]:
+    for number, line in lines(path, bad):
+        if number == 1:
+            continue
+        try:
+            row = next(csv.reader([line.decode()]), [])
+            if len(row) != 3:
+                raise DecodeError("wrong_columns", f"{len(row)} columns, movies.csv has movieId,title,genres")
+            genres = row[2].split("|")
+            item = Item(row[0], 0, {"category": genres[0], "genres": list(genres)})
+            check(item)
+        except UnicodeDecodeError as e:
+            bad.add(path, number, DecodeError("not_utf8", str(e)), line)
+        except csv.Error as e:
+            bad.add(path, number, DecodeError("wrong_columns", str(e)), line)
+        except InvalidEvent as e:
+            bad.add(path, number, e, line)
+        else:
+            yield item

@@ -88,7 +88,7 @@ def from_row(row: dict[str, Any]) -> Event:
             return msgspec.convert(fields | {"type": kind}, Feedback)
     except msgspec.ValidationError as e:
         raise DecodeError("wrong_type", str(e)) from None
-    except msgspec.DecodeError as e:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
         raise DecodeError("not_json", f"features: {e}") from None
     raise DecodeError("wrong_type", f"type is {kind!r}; expected candidates, impression, feedback or item")
 
