@@ -23,7 +23,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # not this folder: its s
 WORLDS: dict[str, tuple[str, int, float, str]] = {
     "demo-weak": ("demo", 600, 48.0, "weak"),
     "demo-strong": ("demo", 600, 48.0, "strong"),
-    "sessions-weak": ("sessions", 300, 24.0, "weak"),
+    "sessions-weak": ("sessions", 2000, 24.0, "weak"),
 }
 """name -> preset of the simulator, users, hours, VM"""
 

@@ -19,7 +19,7 @@ from models import metrics
 from models.api import F32
 from models.dataset import Dataset
 from models.export import VM_PLUS
-from models.inputs import EXTRA, slot_columns, slot_spans
+from models.inputs import EXTRA, slot_columns
 from models.nets import PairFm, StateFm, VmPlus
 from models.presets import vm_size
 from models.ratios import F64, Mask, Ratios
@@ -61,6 +61,9 @@ def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
             ratios = [e.get(key) for e in entries]
             if all(x is not None for x in ratios):
                 mean[name][key] = round(float(np.mean([x["ratio"] for x in ratios])), 4)
+        for key in ("gain", "gain_over_repeat", "gain_over_counters"):
+            if all(key in e for e in entries):
+                mean[name][key] = round(float(np.mean([e[key]["gain"] for e in entries])), 5)
     ratio = {
         key: mean.get(name, {}).get("transfer_ratio")
         for key, name in {
@@ -117,8 +120,8 @@ class _Run:
             "coverage": coverage,
             "fm_pairs_per_impression": self.calls["pairs"],
             "fm_states_per_impression": self.calls["states"],
-            "fm_gain": round(self.ratios.gain, 5),
-            "fm_gain_interval": [round(x, 5) for x in self.ratios.gain_interval],
+            "fm_gain": self.ratios.share["gain"],
+            "fm_gain_interval": self.ratios.share["interval"],
             "fm_gain_over": over,
             "test_pairs": len(self.label),
             "ctr": round(float(self.label.mean()), 5),
@@ -147,7 +150,7 @@ class _Run:
         self.without_direct = ~(served[:, self._flag("direct")] > 0)
         for name, wanted in STEPS:
             slots = [s for s in wanted if s in t.slots]
-            plus = t.train_plus(t.parts.vm, self.base_vm, self._only(train_columns, slots))
+            plus = t.train_plus(t.parts.vm, self.base_vm, self._only(train_columns, slots), thin=len(slots) > 1)
             self._add_slots(name, self._score(plus, self.base, self._only(served, slots)), slots)
             if name in ("as_served", "as_served_state_only"):
                 prefix = "state" if name.endswith("only") else "as_served"
@@ -177,7 +180,7 @@ class _Run:
         base, base_vm = t.vm_logits(counted, self.part), t.vm_logits(counted, t.parts.vm)
         self._add("control_counters", base)
         for name, slots in (("state", ["state"]), ("slots", list(t.slots))):
-            plus = t.train_plus(t.parts.vm, base_vm, self._only(train_columns, slots), size)
+            plus = t.train_plus(t.parts.vm, base_vm, self._only(train_columns, slots), size, len(slots) > 1)
             logit = self._score(plus, base, self._only(served, slots))
             self._add_slots(f"control_counters_and_{name}", logit, slots)
 
@@ -237,16 +240,13 @@ class _Run:
 
     # -- columns of single slots ---------------------------------------------------------------------------------
 
-    def _spans(self) -> dict[str, tuple[int, int]]:
-        return slot_spans(self.t.slots, self.t.dims.embedding, self.t.dims.dots)
-
     def _flag(self, slot: str) -> int:
-        return self._spans()[slot][1] - EXTRA[slot]
+        return self.t.slot_spans[slot][1] - EXTRA[slot]
 
     def _only(self, columns: F32, slots: Sequence[str]) -> F32:
         out = np.zeros_like(columns)
         for s in slots:
-            a, z = self._spans()[s]
+            a, z = self.t.slot_spans[s]
             out[:, a:z] = columns[:, a:z]
         return out
 
@@ -254,7 +254,7 @@ class _Run:
         """Control: that something is known and how old it is, without what it says."""
         out = np.zeros_like(columns)
         for s in slots:
-            z = self._spans()[s][1]
+            z = self.t.slot_spans[s][1]
             out[:, self._flag(s) : z] = columns[:, self._flag(s) : z]
         return out
 
@@ -282,6 +282,8 @@ class _Run:
     def _add(self, name: str, logit: F32, without_direct: Mask | None = None) -> None:
         entry = metrics.summary(logit, self.label, self.t.splits(self.part))
         losses = self.losses[name] = metrics.losses(logit, self.label)
+        if name != "vm":
+            entry["gain"] = Ratios(self.users, self.losses["vm"], losses).share
         if name not in ("vm", "fm") and self.ratios.mean_something:
             entry["transfer_ratio"] = self.ratios.of(losses)
             if without_direct is not None and without_direct.any():
@@ -293,9 +295,12 @@ class _Run:
         against the VM with hand counters; -> what the FM gains over each."""
         gains = {}
         for control in ("repeat", "counters"):
-            ratios = Ratios(self.users, self.losses[f"control_{control}"], self.losses["fm"])
-            gains[control] = {"gain": round(ratios.gain, 5), "interval": [round(x, 5) for x in ratios.gain_interval]}
+            anchor = self.losses[f"control_{control}"]
+            ratios = Ratios(self.users, anchor, self.losses["fm"])
+            gains[control] = ratios.share
             for name, losses in self.losses.items():
-                if ratios.mean_something and name.startswith(("as_served", "state_", "control_counters")):
-                    self.variants[name][f"over_{control}"] = ratios.of(losses)
+                if name.startswith(("as_served", "state_", "control_counters")):
+                    self.variants[name][f"gain_over_{control}"] = Ratios(self.users, anchor, losses).share
+                    if ratios.mean_something:
+                        self.variants[name][f"over_{control}"] = ratios.of(losses)
         return gains

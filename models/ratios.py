@@ -30,6 +30,11 @@ class Ratios:
         self.gain_interval = _interval((a - f) / a)
 
     @property
+    def share(self) -> dict[str, Any]:
+        """``{"gain", "interval"}``: by what share of the anchor's loss the FM's is lower."""
+        return {"gain": round(self.gain, 5), "interval": [round(x, 5) for x in self.gain_interval]}
+
+    @property
     def mean_something(self) -> bool:
         return self.gain >= MIN_GAIN and self.gain_interval[0] > 0
 

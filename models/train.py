@@ -38,6 +38,7 @@ from models.resume import Stages
 from models.runtime import OnnxRuntime
 from models.served import ServedStore, fresh_slots
 from models.similar import Form
+from models.thin import thinned
 from models.topics import BUCKETS, topic_table
 from topics.errors import SettingsError
 
@@ -49,6 +50,9 @@ Report = Callable[[str, int, int], None]
 """(phase, done, of)"""
 
 BATCH_PAIRS = 1024
+STATE_RATE = 7.0
+"""learning rate of the state FM, in those of the others: it is linear but for its weights of events, and learns little
+at theirs"""
 INT8_PIECES = 4
 """pieces of 512 requests to calibrate on, and to measure the error on"""
 SLOTS = ("direct", "topic", "state", "aggregate", "similar")
@@ -75,6 +79,8 @@ class TrainSettings:
     cold_share: float = 0.1
     """of the requests from which the VM with slots learns what similar users are worth: shown to it as those of a user
     whom the store does not know. The log itself has too few of them to learn from"""
+    thin_share: float = 0.4
+    """of the requests from which the VM with slots learns a service with less coverage (`models.thin`)"""
     learning_rate: float = 3e-3
     int8: bool = False
     """the bundle's fm_pair with int8 matrix products, for CPUs"""
@@ -91,8 +97,9 @@ class TrainSettings:
         for name in ("epochs", "vm_epochs"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"train.{name}", getattr(self, name), "at least 1")
-        if not 0 <= self.cold_share < 1:
-            raise SettingsError("train.cold_share", self.cold_share, "0 or more and under 1")
+        for name in ("cold_share", "thin_share"):
+            if not 0 <= getattr(self, name) < 1:
+                raise SettingsError(f"train.{name}", getattr(self, name), "0 or more and under 1")
         if not 0 <= self.soft_weight <= 1 or self.soft_temperature <= 0:
             raise SettingsError("train.soft_weight", self.soft_weight, "within 0..1, with a temperature above 0")
 
@@ -176,11 +183,14 @@ class Trainer:
         self._fit_columns([state.columns], [], self.parts.fm)
 
         def loss(batch: PairBatch, label: Tensor, index: I64) -> Tensor:
-            delay = log_uniform(self._rng, batch.requests)
-            delay[self._rng.random(batch.requests) < 0.3] = 0
+            # The same delays in every epoch's validation, or their luck would choose the epoch.
+            rng = self._rng if state.training else np.random.default_rng(len(index))
+            delay = log_uniform(rng, batch.requests)
+            delay[rng.random(batch.requests) < 0.3] = 0
             return cross_entropy(self._state_logit(state, batch, delay), label)
 
-        self._fit(state, loss, self.parts.fm, self.settings.epochs, "FM state", validate)
+        rate = STATE_RATE * self.settings.learning_rate
+        self._fit(state, loss, self.parts.fm, self.settings.epochs, "FM state", validate, rate)
         self._keep("fm_state", state)
         return state.cpu()
 
@@ -231,8 +241,11 @@ class Trainer:
         self._keep("vm", vm)
         return vm.cpu()
 
-    def train_plus(self, part: range, base: F32, columns: F32, size: VmSize | None = None) -> VmPlus:
-        """The VM with slots. base [n] and columns [n, W] belong to the pairs of the requests `part`."""
+    def train_plus(
+        self, part: range, base: F32, columns: F32, size: VmSize | None = None, thin: bool = False
+    ) -> VmPlus:
+        """The VM with slots. base [n] and columns [n, W] belong to the pairs of the requests `part`. With `thin` it
+        also learns from requests with slots taken away, others in every epoch."""
         self._seed(4)
         plus = VmPlus(self.spec, columns.shape[1], size or self.vm_size, self.age_columns).to(self.settings.device)
         self._fit_columns([plus.item], [], part)
@@ -241,10 +254,14 @@ class Trainer:
         plus.standard.fit(torch.from_numpy(columns[np.sort(sample)]))
 
         def loss(batch: PairBatch, label: Tensor, index: I64) -> Tensor:
-            given = {"base_logit": base[index - first], "slots": columns[index - first]}
+            slots = columns[index - first]
+            if thin:
+                slots = thinned(slots, batch.splits, self.slot_spans, self.settings.thin_share, self._rng)
+            given = {"base_logit": base[index - first], "slots": slots}
             return cross_entropy(plus(*self._tensors(batch, VM_PLUS, {}, given)), label)
 
-        self._fit(plus, loss, part, self.settings.vm_epochs, "VM with slots")
+        # What it sees of the whole service should not get less for the poorer one beside it.
+        self._fit(plus, loss, part, self.settings.vm_epochs + thin, "VM with slots")
         return plus.cpu()
 
     # -- what the trained graphs say -----------------------------------------------------------------------------
@@ -393,9 +410,13 @@ class Trainer:
         return "fm_item", module, ("item_bucket", *FM_ITEM), {"item_bucket": BUCKETS}, ("vector", "topic")
 
     @property
+    def slot_spans(self) -> dict[str, tuple[int, int]]:
+        """Where each slot's columns lie."""
+        return slot_spans(self.slots, self.dims.embedding, self.dims.dots)
+
+    @property
     def age_columns(self) -> list[int]:
-        spans = slot_spans(self.slots, self.dims.embedding, self.dims.dots)
-        return [end - EXTRA[s] + 1 for s, (_, end) in spans.items()]
+        return [end - EXTRA[s] + 1 for s, (_, end) in self.slot_spans.items()]
 
     @property
     def dims(self) -> Dims:
@@ -461,10 +482,12 @@ class Trainer:
         epochs: int,
         phase: str,
         validate: list[tuple[PairBatch, Tensor, I64]] | None = None,
+        learning_rate: float | None = None,
     ) -> None:
         """Adam with a cosine schedule. With `validate` the best epoch is kept and the first worse one ends it."""
         wanted = [p for p in module.parameters() if p.requires_grad]
-        optimiser = torch.optim.AdamW(wanted, lr=self.settings.learning_rate, weight_decay=1e-4)
+        rate = learning_rate or self.settings.learning_rate
+        optimiser = torch.optim.AdamW(wanted, lr=rate, weight_decay=1e-4)
         steps = math.ceil(len(self.labels(part)) / BATCH_PAIRS) * epochs
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(1, steps), 1e-5)
         best, kept = math.inf, None
@@ -532,7 +555,7 @@ def train(
     store = t.served(runtime, [t.parts.vm, t.parts.test])
     try:
         columns = t.training_columns(store)
-        plus = t.train_plus(t.parts.vm, t.vm_logits(runtime, t.parts.vm), columns)
+        plus = t.train_plus(t.parts.vm, t.vm_logits(runtime, t.parts.vm), columns, thin=True)
         del columns
         graphs, inputs = t.graphs(pair, state, vm, plus)
         quantised = t.quantise(graphs, inputs) if settings.int8 else {}
