@@ -90,7 +90,8 @@ def parse_batch(records: Sequence[ChangelogRecord]) -> Batch:
     rejected: list[tuple[int, str]] = []
     for i in np.flatnonzero(~fine).tolist():
         try:
-            decode_chunk(records[i].value)
+            chunk = decode_chunk(records[i].value)
+            users[i], ts[i], pairs[i] = chunk.user, chunk.ts_ms, len(chunk.items)
             fine[i] = True
         except DecodeError as e:
             rejected.append((records[i].offset, e.reason))
