@@ -18,6 +18,7 @@ from topics.ids import hash_id
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
+I32 = npt.NDArray[np.int32]
 U64 = npt.NDArray[np.uint64]
 U32 = npt.NDArray[np.uint32]
 U8 = npt.NDArray[np.uint8]
@@ -143,6 +144,20 @@ class Slots:
 
 
 @dataclass(slots=True)
+class FilledSlots:
+    """`Slots` in the form that the ranker wants: what `vm_plus` is fed with, and what names each pair's source."""
+
+    columns: F32
+    """[N, W] `models.inputs.slot_columns`"""
+    ages_ms: I64
+    """[5, N] in the order of `SLOTS`, -1 empty"""
+    source: npt.NDArray[np.int8]
+    """[N] first slot filled, as an index into `SOURCES`"""
+    age_ms: I64
+    """[N] age of that slot, -1 for none"""
+
+
+@dataclass(slots=True)
 class VmScores:
     logit: F32
     """[N] base score; pCTR = sigmoid(logit)"""
@@ -197,11 +212,12 @@ class Runtime(Protocol):
         """items [M], item_features [c, M] -> vectors [M, V], topic ids [M]."""
         ...
 
-    def dots(self, state: F32, item_vectors: F32, splits: I64) -> F32:
-        """state [B, S] against item_vectors [N, V] of each request's pairs -> [N, K]."""
+    def dots(self, state: F32, item_vectors: F32, splits: I64, rows: I32 | None = None) -> F32:
+        """state [B, S] against the item vector of each request's pairs -> [N, K]. item_vectors [N, V], or [M, V] with
+        the row of each pair in `rows` [N]."""
         ...
 
-    def score_plus(self, batch: PairBatch, slots: Slots) -> F32:
+    def score_plus(self, batch: PairBatch, slots: Slots | FilledSlots) -> F32:
         """[N] logits with the slots; a pair whose slots are all empty gets exactly `score`'s logit (gating)."""
         ...
 

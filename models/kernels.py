@@ -13,6 +13,7 @@ import numpy.typing as npt
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]
+I8 = npt.NDArray[np.int8]
 U64 = npt.NDArray[np.uint64]
 
 COUNTERS = (
@@ -171,3 +172,107 @@ def hash_codes_reference(items: U64) -> F32:
     out = np.where(bits == 1, np.float32(0.125), np.float32(-0.125)).astype(np.float32)
     out[items == 0] = 0
     return out
+
+
+@numba.njit(cache=True)
+def fill_slots(
+    splits: I64,
+    now_ms: I64,
+    dim: int,
+    begins: I64,
+    vectors: F32,
+    ts_ms: I64,
+    topic: F32,
+    topic_ts_ms: I64,
+    dots: F32,
+    state_ts_ms: I64,
+    aggregate: F32,
+    aggregate_ts_ms: I64,
+    similar: F32,
+    similar_ts_ms: I64,
+    columns: F32,
+    ages_ms: I64,
+    source: I8,
+    age_ms: I64,
+) -> None:
+    """Vectors and flags of every slot into `columns` [N, W], whose slot k begins at ``begins[k]`` (-1: not in the
+    bundle), and ages [5, N], first slot filled [N] and its age [N] beside them. `columns` comes zeroed."""
+    for b in range(len(splits) - 1):
+        now = now_ms[b]
+        for i in range(splits[b], splits[b + 1]):
+            best = 5
+            for k in range(5):
+                begin = begins[k]
+                then = np.int64(-1)
+                if begin >= 0:
+                    if k == 0:
+                        then = ts_ms[i]
+                    elif k == 1:
+                        then = topic_ts_ms[i]
+                    elif k == 2:
+                        then = state_ts_ms[b]
+                    elif k == 3:
+                        then = aggregate_ts_ms[b]
+                    else:
+                        then = similar_ts_ms[b]
+                if then < 0:
+                    ages_ms[k, i] = -1
+                    continue
+                age = max(now - then, 0)
+                ages_ms[k, i] = age
+                if best == 5:
+                    best = k
+                    age_ms[i] = age
+                if k == 2:
+                    for j in range(dots.shape[1]):
+                        columns[i, begin + j] = dots[i, j]
+                    columns[i, begin + dots.shape[1]] = 1.0
+                else:
+                    if k == 0:
+                        for j in range(dim):
+                            columns[i, begin + j] = vectors[i, j]
+                    elif k == 1:
+                        for j in range(dim):
+                            columns[i, begin + j] = topic[i, j]
+                    elif k == 3:
+                        for j in range(dim):
+                            columns[i, begin + j] = aggregate[b, j]
+                    else:
+                        for j in range(dim):
+                            columns[i, begin + j] = similar[b, j]
+                    columns[i, begin + dim] = 1.0
+            source[i] = best
+            if best == 5:
+                age_ms[i] = -1
+
+
+@numba.njit(cache=True)
+def order_by_value(splits: I64, values: F32) -> I64:
+    """[N] pairs of each request by value, best first; ties in the order given, what is not finite last."""
+    out = np.empty(len(values), np.int64)
+    for b in range(len(splits) - 1):
+        lo, hi = splits[b], splits[b + 1]
+        if hi - lo > 128:
+            keys = np.empty(hi - lo, np.float32)
+            for i in range(lo, hi):
+                keys[i - lo] = -values[i] if np.isfinite(values[i]) else np.inf
+            out[lo:hi] = lo + np.argsort(keys, kind="mergesort")
+            continue
+        for i in range(lo, hi):  # insertion: few, and often nearly in order
+            v = values[i] if np.isfinite(values[i]) else -np.inf
+            at = i
+            while at > lo:
+                j = out[at - 1]
+                w = values[j] if np.isfinite(values[j]) else -np.inf
+                if w >= v:
+                    break
+                out[at] = j
+                at -= 1
+            out[at] = i
+    return out
+
+
+def order_by_value_reference(splits: I64, values: F32) -> I64:
+    rows = np.repeat(np.arange(len(splits) - 1), np.diff(splits))
+    order: I64 = np.lexsort((np.arange(len(values)), np.where(np.isfinite(values), -values, np.inf), rows))
+    return order

@@ -15,7 +15,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from models.api import F32, I64, U32, U64, PairBatch, Slots, VmScores
+from models.api import F32, I32, I64, SLOTS, U32, U64, FilledSlots, PairBatch, Slots, VmScores
 from models.bundle import Bundle, Graph, load_bundle
 from models.features import requests, select
 from models.inputs import PER_PAIR, PLUS, Array, BatchInputs, any_slot, item_source, slot_columns
@@ -127,21 +127,29 @@ class OnnxRuntime:
         width = self._dims.item if graph is not None else 0
         return self._finite(_cat(vectors, (0 if vectors else len(items), width))), topic
 
-    def dots(self, state: F32, item_vectors: F32, splits: I64) -> F32:
+    def dots(self, state: F32, item_vectors: F32, splits: I64, rows: I32 | None = None) -> F32:
         d = self._dims
+        if rows is None:
+            rows = np.arange(len(item_vectors), dtype=np.int32)
         return _dots(
-            np.ascontiguousarray(state, np.float32), np.ascontiguousarray(item_vectors, np.float32), splits,
+            np.ascontiguousarray(state, np.float32), np.ascontiguousarray(item_vectors, np.float32), rows, splits,
             d.heads, d.head_dim, d.towers, d.tower_dim,
         )  # fmt: skip
 
-    def score_plus(self, batch: PairBatch, slots: Slots) -> F32:
+    def score_plus(self, batch: PairBatch, slots: Slots | FilledSlots) -> F32:
         base = self.score(batch).logit
         if "vm_plus" not in self._graphs or not batch.pairs:
             return base
-        known = any_slot(slots, self.info.slots)
+        if isinstance(slots, FilledSlots):
+            known, columns = slots.source < len(SLOTS), slots.columns
+        else:
+            known, columns = any_slot(slots, self.info.slots), None
         if not known.any():
             return base
-        extra = {"slots": slot_columns(slots, self.info.slots), "base_logit": base}
+        if columns is None:
+            assert isinstance(slots, Slots)
+            columns = slot_columns(slots, self.info.slots)
+        extra = {"slots": columns, "base_logit": base}
         parts = [outputs[0] for _, outputs in self._over("vm_plus", batch, ("logit",), extra)]
         plus = _cat(parts, (0,))
         # Gating: a pair of which nothing is known has the base logit to the bit, and so has one whose logit is not
@@ -337,20 +345,23 @@ def _session(name: str, data: bytes, kind: str, index: int, threads: int, gpu_me
 
 # Sums may be reordered, so that they run in vector registers: ten times faster, and the same on one machine.
 @numba.njit(cache=True, fastmath={"reassoc", "contract", "nsz"})
-def _dots(state: F32, vectors: F32, splits: I64, heads: int, head_dim: int, towers: int, tower_dim: int) -> F32:
-    out = np.zeros((len(vectors), heads + towers), np.float32)
+def _dots(
+    state: F32, vectors: F32, rows: I32, splits: I64, heads: int, head_dim: int, towers: int, tower_dim: int
+) -> F32:
+    out = np.zeros((len(rows), heads + towers), np.float32)
     begin_state = heads * head_dim
     begin_item = head_dim if heads > 0 else 0
     for b in range(len(splits) - 1):
         for i in range(splits[b], splits[b + 1]):
+            r = rows[i]
             for k in range(heads):
                 total = np.float32(0.0)
                 for j in range(head_dim):
-                    total += state[b, k * head_dim + j] * vectors[i, j]
+                    total += state[b, k * head_dim + j] * vectors[r, j]
                 out[i, k] = np.log1p(total) if total >= 0 else -np.log1p(-total)
             for k in range(towers):
                 total = np.float32(0.0)
                 for j in range(tower_dim):
-                    total += state[b, begin_state + k * tower_dim + j] * vectors[i, begin_item + k * tower_dim + j]
+                    total += state[b, begin_state + k * tower_dim + j] * vectors[r, begin_item + k * tower_dim + j]
                 out[i, heads + k] = total
     return out

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from models import kernels
-from models.api import SLOTS, SOURCES, PairBatch, Runtime, Slots
+from models.api import SLOTS, SOURCES, PairBatch, Runtime
 from models.catalogue import Catalogue
 from models.features import Encoder
-from models.slots import SimilarUsers, build_slots
+from models.slots import SimilarUsers, fill_slots
 from state.api import EmbeddingStore, Lookup, StoreDims
 from state.neighbours import Similar
 from topics.events import Impression, RankedAds
@@ -41,6 +41,8 @@ class Ranking:
     """[N] pCTR"""
     source: npt.NDArray[np.int8]
     """[N] index into `SOURCES`"""
+    age_ms: I64
+    """[N] age of that slot, -1 for none"""
     ages_ms: I64
     """[5, N] by slot, -1 empty"""
     order: I64
@@ -68,8 +70,8 @@ class ItemVectors:
         self._vectors = np.zeros((0, self._runtime.info.item_dim), np.float32)
         self._topics = np.zeros(0, np.uint32)
 
-    def get(self, items: npt.NDArray[np.uint64]) -> tuple[F32, npt.NDArray[np.uint32]]:
-        """items [N] -> vectors [N, V], topic ids [N]."""
+    def get(self, items: npt.NDArray[np.uint64]) -> tuple[F32, npt.NDArray[np.int32], npt.NDArray[np.uint32]]:
+        """items [N] -> vectors [M, V] of all items kept, each one's row in them [N], topic ids [N]."""
         if self._catalogue.version != self._version:
             self._version = self._catalogue.version
             self._reset()
@@ -82,7 +84,7 @@ class ItemVectors:
                 new = np.unique(items)
             self._add(new)
             at = self._find(items)
-        return self._vectors[at], self._topics[at]
+        return self._vectors, at, self._topics[at]
 
     def _find(self, items: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
         rows: npt.NDArray[np.int32] = kernels.table_find(self._keys, self._rows, np.ascontiguousarray(items))
@@ -133,21 +135,16 @@ class Ranker:
         """`partitions` [B] names each impression's partition, `stores` has one store for each of them; `neighbours`
         finds similar users for those who have no aggregate of their own."""
         batch = self.encoder.impressions(events)
-        vectors, topics = self._items.get(batch.items)
+        vectors, item_rows, topics = self._items.get(batch.items)
         found = self._lookup(batch, topics, partitions, stores)
         similar = self._similar(batch, found, partitions, neighbours) if neighbours else None
-        slots = build_slots(found, batch, vectors, self.runtime, batch.ts_ms, similar)
+        slots = fill_slots(found, batch, vectors, item_rows, self.runtime, batch.ts_ms, similar)
         logit = self.runtime.score_plus(batch, slots)
         score = (1.0 / (1.0 + np.exp(-logit.astype(np.float64)))).astype(np.float32)
-        ages = slots.ages()
-        filled = ages >= 0
-        source = np.where(filled.any(axis=0), filled.argmax(axis=0), len(SLOTS)).astype(np.int8)
-        value = score * _bids(events, batch.pairs)
-        rows = np.repeat(np.arange(batch.requests), np.diff(batch.splits))
         # A score that is not finite (input features are other people's) goes last.
-        order = np.lexsort((np.arange(batch.pairs), np.where(np.isfinite(value), -value, np.inf), rows))
-        self._count(batch, source, slots)
-        return Ranking(batch, logit, score, source, ages, order)
+        order = kernels.order_by_value(batch.splits, score * _bids(events, batch.pairs))
+        self._count(batch, slots.source)
+        return Ranking(batch, logit, score, slots.source, slots.age_ms, slots.ages_ms, order)
 
     def answers(
         self,
@@ -165,8 +162,7 @@ class Ranker:
         positions = (order - starts).tolist()
         scores = np.round(r.score[order].astype(np.float64), 7).tolist()
         sources = _SOURCE_NAMES[r.source[order]].tolist()
-        padded = np.vstack([r.ages_ms, np.full(r.batch.pairs, -1, np.int64)])
-        best = padded[r.source, np.arange(r.batch.pairs)][order]
+        best = r.age_ms[order]
         ages: list[int | None] = best.tolist()
         for i in np.flatnonzero(best < 0).tolist():
             ages[i] = None
@@ -236,7 +232,7 @@ class Ranker:
         self.counters["similar_asked"] += len(lonely)
         return out
 
-    def _count(self, batch: PairBatch, source: npt.NDArray[np.int8], slots: Slots) -> None:
+    def _count(self, batch: PairBatch, source: npt.NDArray[np.int8]) -> None:
         c = self.counters
         c["impressions"] += batch.requests
         c["ads"] += batch.pairs

@@ -54,5 +54,15 @@ class IdHasher:
         try:
             return np.array([memo[v] for v in values], dtype=np.uint64)
         except KeyError:
+            pass
+        # A few are new: they are learnt first, and the others still cost one look-up each.
+        long: dict[ItemId, int] = {}
+        for v in set(values).difference(memo):
+            h = self.one(v)
+            if v not in memo:
+                long[v] = h
+        try:
+            return np.array([memo[v] for v in values], dtype=np.uint64)
+        except KeyError:  # not kept: ids that are long, or more new ones than the memo holds
             one = self.one
-            return np.array([one(v) for v in values], dtype=np.uint64)
+            return np.array([long.get(v) or one(v) for v in values], dtype=np.uint64)

@@ -64,7 +64,8 @@ class Floors:
             rows = np.repeat(np.arange(pairs.requests), np.diff(pairs.splits))
             order = np.lexsort((-score * bids, rows))
             source = np.zeros(pairs.pairs, np.int8)
-            ranking = Ranking(pairs, logit, score, source, at.ages(), order)
+            age = np.zeros(pairs.pairs, np.int64)
+            ranking = Ranking(pairs, logit, score, source, age, at.ages(), order)
             for a in ranker.answers(events, ranking, [0] * len(events), 0, [False] * len(events)):
                 encode(a)
 

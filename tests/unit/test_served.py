@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.api import F32, SLOTS, PairBatch, Slots
+from models.api import F32, I64, SLOTS, FilledSlots, PairBatch, Slots
 from models.bundle import read_bundle
 from models.dataset import Dataset, build
+from models.inputs import slot_columns, slot_spans
 from models.runtime import OnnxRuntime
 from models.served import ServedStore
 from models.similar import FORMS, SimilarInTime
@@ -33,9 +34,10 @@ class Recording(OnnxRuntime):
     def __init__(self) -> None:
         super().__init__(read_bundle(DEMO_BUNDLE))
         self.info = replace(self.info, slots=SLOTS)
-        self.seen: list[Slots] = []
+        self.seen: list[FilledSlots] = []
 
-    def score_plus(self, batch: PairBatch, slots: Slots) -> F32:
+    def score_plus(self, batch: PairBatch, slots: Slots | FilledSlots) -> F32:
+        assert isinstance(slots, FilledSlots)
         self.seen.append(slots)
         return self.score(batch).logit
 
@@ -52,17 +54,17 @@ def data(events: list[Event]) -> Dataset:
     return build(events, read_bundle(DEMO_BUNDLE).info.spec)
 
 
-def backtested(events: list[Event], config: BacktestConfig) -> list[Slots]:
-    """One `Slots` per impression, in event-time order, as the ranker built them."""
+def backtested(events: list[Event], config: BacktestConfig) -> list[tuple[F32, I64]]:
+    """Columns [n, W] and ages [5, n] of each impression, in event-time order, as the ranker filled them."""
     runtime = Recording()
     backtest(events, runtime, config)
-    pieces = []
+    pieces: list[tuple[F32, I64]] = []
     order = [e for e in events if isinstance(e, Impression)]
     for slots in runtime.seen:
         start = 0
-        while start < len(slots.direct):
+        while start < len(slots.columns):
             n = len(order[len(pieces)].ads)
-            pieces.append(_cut(slots, start, start + n))
+            pieces.append((slots.columns[start : start + n], slots.ages_ms[:, start : start + n]))
             start += n
     times = np.argsort([e.ts for e in order], kind="stable")
     return [pieces[i] for i in times]
@@ -86,17 +88,19 @@ def test_the_slots_of_training_are_those_of_the_backtest(events: list[Event], da
         store.close()
     splits = data.impressions.splits
     filled = {name: 0 for name in SLOTS}
-    for b, theirs in enumerate(expected):
+    spans = slot_spans(SLOTS, runtime.info.dim, runtime.info.dots)
+    for b, (columns, ages) in enumerate(expected):
         mine = _cut(got, int(splits[b]), int(splits[b + 1]))
-        for f in fields(Slots):
-            a, b_ = getattr(mine, f.name), getattr(theirs, f.name)
-            if f.name == "state":
+        assert (mine.ages() == ages).all()
+        of_mine = slot_columns(mine, SLOTS)
+        for k, name in enumerate(SLOTS):
+            at = slice(*spans[name])
+            if name == "state":
                 # Item vectors come out of a matrix product, whose last bits depend on the batch they are in.
-                np.testing.assert_allclose(a, b_, rtol=1e-5, atol=1e-5)
+                np.testing.assert_allclose(of_mine[:, at], columns[:, at], rtol=1e-5, atol=1e-5)
             else:
-                assert a.tobytes() == b_.tobytes(), f.name
-        for name in SLOTS:
-            filled[name] += int((getattr(mine, name + "_age_ms") >= 0).sum())
+                assert of_mine[:, at].tobytes() == columns[:, at].tobytes(), name
+            filled[name] += int((ages[k] >= 0).sum())
     assert all(filled.values()), filled
 
 
