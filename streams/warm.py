@@ -14,10 +14,13 @@ def main() -> None:
     from state.warm import warm_up
     from streams.backtest import backtest
     from streams.settings import DEMO_BUNDLE
+    from topics.readers.jsonl import PAD
+    from topics.readers.scan import scan
     from topics.simulator import preset, simulate
 
     logging.getLogger().setLevel(logging.WARNING)
     warm_up()
+    scan(PAD)
     backtest(simulate(preset("tiny")), open_runtime(DEMO_BUNDLE))
 
 

@@ -30,7 +30,7 @@ Speed = float | Literal["max"]
 PACED_COMMIT_S = 0.05
 """a paced event is readable at most this much (and the commit itself) after it was due"""
 MAX_COMMIT_S = 2.0
-BATCH_BYTES = 32 << 20
+BATCH_BYTES = 64 << 20
 TELL_S = 0.1
 MAX_RETRIED = 100
 MAX_SESSIONS = 10

@@ -109,8 +109,9 @@ class Session:
         def commit() -> None:
             producer.commit_transaction(CALL_S)
 
+        # The offsets go while records are still in flight: one wait less in which nothing is sent.
+        self._retry("offsets", lambda: self._bounded("offsets", offsets, CALL_S, lambda: self._polled(meanwhile)))
         self._drain(meanwhile)
-        self._retry("offsets", lambda: self._bounded("offsets", offsets, CALL_S, meanwhile))
         self._retry("commit", lambda: self._bounded("commit", commit, CALL_S, meanwhile))
 
     def abort(self, timeout_s: float = 30.0) -> None:
@@ -134,6 +135,10 @@ class Session:
 
     def close(self) -> None:
         self._reader.close()
+
+    def _polled(self, meanwhile: Callable[[], bool]) -> bool:
+        self.producer.poll(0)
+        return meanwhile()
 
     def _drain(self, meanwhile: Callable[[], bool]) -> None:
         """Until every record of the transaction has an answer. Polled here rather than inside the commit, which does
