@@ -115,9 +115,11 @@ class Stores:
     def advance(self, partition: int, ts_ms: Sequence[int]) -> None:
         """Event times of this partition's input, in order: they move its clock, and the clock expires segments."""
         clock = self._clocks[partition]
-        before = clock.now_ms
+        before, late, doubted = clock.now_ms, clock.late, clock.jumps_doubted
         for ts in ts_ms:
             clock.see(ts)
+        self.counters["events_late"] += clock.late - late
+        self.counters["jumps_doubted"] += clock.jumps_doubted - doubted
         step = self._settings.store.ttl_ms // (8 * self._settings.store.segments_per_ttl)
         store = self.by_partition[partition]
         if clock.now_ms > before and clock.now_ms >= store.clock_ms + step:
