@@ -129,8 +129,16 @@ class Follower:
                 self._consumer.close()
                 self._asker.close()
 
+    def _learn_topics(self) -> None:
+        """Asks for the topics' leaders. A partition of a topic of which the client knows nothing yet is fetched only
+        after its next look at unknown topics, up to a second later."""
+        with contextlib.suppress(KafkaException):  # then it comes to know them in its own time
+            for topic in self._missing:
+                self._consumer.list_topics(topic, timeout=2.0)
+
     def _run(self) -> None:
         try:
+            self._learn_topics()
             while not self._stop.is_set():
                 self._obey()
                 self._look_at_topics()

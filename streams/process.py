@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -87,6 +88,7 @@ def _serve(role: str, settings: Settings, instance: str, stopping: threading.Eve
             "counters": counters,
         }
 
+    _calm_collector()
     server = None
     if settings.http.port:
         server = HealthServer(settings.http.host, settings.http.port, status)
@@ -126,6 +128,14 @@ def _serve(role: str, settings: Settings, instance: str, stopping: threading.Eve
         log.error("%s: not stopped inside the deadline; leaving, nothing unfinished was committed", role)
         os._exit(1)
     return watch.restart_wanted.is_set() and not stopping.is_set()
+
+
+def _calm_collector() -> None:
+    """What is loaded by now stays: the collector need not look at it again and again. Batches make thousands of
+    objects that all die young, without cycles; looking through them as often as by default costs 5 % and pauses."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def _run_loop(loop: Any, failures: list[BaseException], ended: threading.Event) -> None:
