@@ -3,7 +3,7 @@
 The position is the record's place in the log's stream (line of a JSON Lines file, else ordinal of the event), the same
 in every run over the same log, so that a replay can go on from it. A JSON Lines file without derived candidates is
 passed through byte for byte, never encoded again. Its lines are checked for being JSON of one of the types with usable
-ids, user, time and item list, which costs a third of decoding everything; the rules of features and aligned columns
+ids, user, time and item list (by `topics.readers.scan`, else by a decoder); the rules of features and aligned columns
 are checked too when the log is read strictly, else left to the roles, which put what they cannot use in the dead
 letters. `solaris log check` checks everything.
 """
