@@ -26,7 +26,11 @@ from topics.kafka import passing, producer
 log = logging.getLogger(__name__)
 
 _CALL_S = 10.0
-_MARKERS_S = 0.004
+_MARKERS_S = (0.001, 0.004, 0.008)
+"""least, first and most that is waited after a transaction before the next begins"""
+_REFUSED_ONCE_S = 0.02
+"""a flush of `_FEW` records or less that takes as long was most likely refused once and tried again by the client"""
+_FEW = 64
 _BACK_OFF_S = (0.02, 0.1, 0.5, 1.0, 2.0)
 # Room for the record's own overhead under the topic's and the producer's limit of 8 MiB.
 _MAX_VALUE_BYTES = (8 << 20) - 65_536
@@ -67,6 +71,7 @@ class Committer:
         self._producer: Producer | None = None
         self._call_began: float | None = None
         self._committed_s = float("-inf")
+        self._markers_s = _MARKERS_S[1]
         self._id = f"{settings.kafka.prefix}{step.role}-{instance}" if self._exactly_once else None
         self._input = settings.kafka.topic(step.input_topic)
 
@@ -149,7 +154,10 @@ class Committer:
                     attempt_of(r.headers), r.received_ms, r.headers,
                 )  # fmt: skip
                 self._produce(self._kafka.topic("dlq"), key, value, None, headers, reports.letter)
+        flushing_s = time.monotonic()
         self._flush()
+        if self._exactly_once and len(outputs) <= _FEW:
+            self._learn_markers(time.monotonic() - flushing_s)
         failpoints.hit("after_produce")
         if reports.refused or reports.refused_records:
             for record, error in reports.refused_records:
@@ -184,9 +192,15 @@ class Committer:
     def _let_markers_land(self) -> None:
         """A transaction that begins before the last one's markers are written is refused once and tried again by the
         client 20 ms later; waiting a few milliseconds first makes back-to-back steps three times as quick."""
-        early = self._committed_s + _MARKERS_S - time.monotonic()
+        early = self._committed_s + self._markers_s - time.monotonic()
         if early > 0:
             time.sleep(early)
+
+    def _learn_markers(self, flush_s: float) -> None:
+        """How long that takes is the broker's to say: a little less is tried each time, much more after a refusal."""
+        least, _, most = _MARKERS_S
+        refused = flush_s >= _REFUSED_ONCE_S
+        self._markers_s = min(most, self._markers_s * 1.5) if refused else max(least, self._markers_s * 0.999)
 
     def _produce(
         self,

@@ -89,7 +89,8 @@ def freshness(
                 value = _impression(probe, max(probe.ts, int(now * 1000)))
                 made.produce(impressions, value, probe.user.encode())
         made.poll(0)
-        for m in reader.consume(200, 0.004):
+        first = reader.poll(0.004)
+        for m in [first, *reader.consume(200, 0)] if first is not None else []:
             if m.error() is None:
                 _take(m.value(), open_probes)
         for user in [u for u, p in open_probes.items() if p.done or now > p.due + GIVE_UP_S]:

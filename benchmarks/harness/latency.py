@@ -57,9 +57,11 @@ def _read(kafka: KafkaSettings, topic: str, answers: Connection) -> None:
     answers.send("ready")
     got: list[tuple[float, bytes]] = []
     while not answers.poll():
-        messages = reader.consume(500, 0.005)
-        now = time.time()
-        got += [(now, m.value()) for m in messages if m.error() is None]
+        first = reader.poll(0.005)  # `consume` would wait for all that it is asked for
+        if first is not None:
+            messages = [first, *reader.consume(500, 0)]
+            now = time.time()
+            got += [(now, m.value()) for m in messages if m.error() is None]
     answers.recv()
     answers.send([(at, decode_ranked_ads(value).id) for at, value in got])
     reader.close()
