@@ -77,6 +77,7 @@ def parse(words: list[str]) -> None:
             raise ValueError(f"No such command {words[0]}")
         command, words = command.commands[words[0]], words[1:]
     context = command.make_context(command.name, [], resilient_parsing=True)
+    context.resilient_parsing = False  # or its errors would be swallowed
     command.make_parser(context).parse_args(list(words))
 
 
