@@ -6,7 +6,8 @@
 Every 10 s the memory, open files, threads and store size of each role are noted, and how many pairs are live. After a
 warm-up (a third of the run) each must be flat: its Theil-Sen slope (the median slope between any two samples, which the
 day's rhythm in the log does not bend) times an hour stays inside its bound. Exits 1 when one does not, when a role
-ended, or when an impression was not answered once. The picture needs matplotlib (`make train-setup`).
+ended (it is started again, and judged from then on), or when an impression was not answered once. The report is written
+as the run goes, every five minutes. The picture needs matplotlib (`make train-setup`).
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ EVERY_S = 10.0
 WARM_UP = 1 / 3
 # Caches are made small so that they are full after the warm-up: a cache that fills is no leak and looks like one.
 SETS = (f"store.cache_bytes={4 << 20}", "loop.session_timeout_ms=30000", "loop.transaction_timeout_ms=60000")
+# A busy machine may hold the broker up for long; that is not what is looked at here.
 BROKER = {
+    "broker.session.timeout.ms": 300_000, "controller.quorum.request.timeout.ms": 300_000,
+    "controller.quorum.fetch.timeout.ms": 300_000,
     "log.segment.bytes": 16 << 20, "log.retention.bytes": 64 << 20, "log.retention.check.interval.ms": 10_000,
     "log.cleaner.backoff.ms": 15_000,
 }  # fmt: skip
@@ -113,7 +117,7 @@ def sample(roles: Roles, broker: JavaKafka, live: LivePairs, watch: Watch, began
     out: dict[str, Any] = {"t_s": round(time.monotonic() - began, 1)}
     for role in ROLES:
         process = psutil.Process(roles.processes[role].pid)
-        with process.oneshot():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess), process.oneshot():
             out[role] = {
                 "memory_mb": round(process.memory_info().rss / (1 << 20), 2),
                 "files": process.num_fds(),
@@ -133,12 +137,16 @@ def slope_per_hour(times_s: list[float], values: list[float]) -> float:
     return median(slopes) * 3600
 
 
-def judge(samples: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """-> (a line per role and measure, what is not flat)."""
-    after = [s for s in samples if s["t_s"] >= samples[-1]["t_s"] * WARM_UP]
-    times = [s["t_s"] for s in after]
+def judge(samples: list[dict[str, Any]], restarts: dict[str, float]) -> tuple[list[dict[str, Any]], list[str]]:
+    """-> (a line per role and measure, what is not flat). `restarts`: role -> when it began, where not at 0."""
     lines, wrong = [], []
     for role in ROLES:
+        began = restarts.get(role, 0.0)
+        begin = began + (samples[-1]["t_s"] - began) * WARM_UP
+        after = [s for s in samples if s["t_s"] >= begin and role in s]
+        if len(after) < 3:
+            continue
+        times = [s["t_s"] for s in after]
         for name, (share, least) in BOUNDS.items():
             values = [float(s[role][name]) for s in after]
             middle, slope = median(values), slope_per_hour(times, values)
@@ -147,7 +155,7 @@ def judge(samples: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str
             lines.append(
                 {"role": role, "measure": name, "median": round(middle, 2), "lowest": min(values),
                  "highest": max(values), "slope_per_hour": round(slope, 3), "bound_per_hour": round(bound, 2),
-                 "flat": flat}
+                 "from_s": after[0]["t_s"], "flat": flat}
             )  # fmt: skip
             if not flat:
                 wrong.append(f"{role} {name}: {slope:+.2f} an hour, the bound is {bound:.2f}")
@@ -167,7 +175,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     figure, axes = plt.subplots(5, 1, figsize=(8, 10), sharex=True, layout="constrained")
     for axis, (name, title) in zip(axes, titles.items(), strict=False):
         for role in ROLES:
-            axis.plot(minutes, [s[role][name] for s in samples], linewidth=1.1, label=role)
+            axis.plot(minutes, [s[role][name] if role in s else None for s in samples], linewidth=1.1, label=role)
         axis.set_title(title, loc="left", fontsize=9)
     axes[4].plot(minutes, [s["live_pairs_window"] for s in samples], linewidth=1.1, label="in the window")
     axes[4].plot(minutes, [s["live_pairs_ttl"] for s in samples], linewidth=1.1, label="in the TTL")
@@ -184,7 +192,8 @@ def draw(report: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=90)
 
 
-def run(folder: Path, minutes: float, rate: float, seed: int) -> tuple[dict[str, Any], list[str]]:
+def run(folder: Path, minutes: float, rate: float, seed: int, out: Path) -> list[str]:
+    """Returns what is wrong."""
     hours = minutes / 60 * SPEED
     start_ms = (int(time.time() * 1000) // 3_600_000) * 3_600_000 - int(hours * 3_600_000)
     users = max(10, round(rate / EVENTS_PER_USER_S))
@@ -197,7 +206,22 @@ def run(folder: Path, minutes: float, rate: float, seed: int) -> tuple[dict[str,
     settings = load(environment={})
     print(f"{events} events of {users} users, {events / minutes / 60:.1f} a second for {minutes:g} minutes", flush=True)
     samples: list[dict[str, Any]] = []
+    restarts: dict[str, float] = {}
     wrong: list[str] = []
+
+    def tell(ended: bool) -> list[str]:
+        lines, not_flat = judge(samples, restarts)
+        span_ms = samples[-1]["event_time_ms"] - start_ms
+        report = {
+            "minutes": round(samples[-1]["t_s"] / 60, 1), "whole": ended, "speed": SPEED, "users": users,
+            "events_per_s": round(events / minutes / 60, 1), "answers": samples[-1]["answers"],
+            "chunks": samples[-1]["chunks"], "ttls_passed": round(span_ms / settings.store.ttl_ms, 1),
+            "windows_passed": round(span_ms / settings.store.window_ms, 1), "restarts": restarts, "judged": lines,
+            "wrong": [*wrong, *not_flat], "samples": samples,
+        }  # fmt: skip
+        save(report, out)
+        return [*wrong, *not_flat]
+
     with JavaKafka(folder / "kafka", properties={k: str(v) for k, v in BROKER.items()}, tied=True) as broker:
         kafka = KafkaSettings(bootstrap=broker.bootstrap, prefix="soak.")
         admin.create(kafka)
@@ -210,12 +234,15 @@ def run(folder: Path, minutes: float, rate: float, seed: int) -> tuple[dict[str,
             feeder.start(SPEED)
             due = began
             while feeder.going:
+                for role, process in list(roles.processes.items()):
+                    if (code := process.poll()) is not None:
+                        restarts[role] = round(time.monotonic() - began, 1)
+                        wrong.append(f"{role} ended with code {code} after {restarts[role]} s")
+                        roles.start(role)
                 samples.append(sample(roles, broker, live, watch, began))
-                ended = [f"{n} ended with code {p.poll()}" for n, p in roles.processes.items() if p.poll() is not None]
-                if ended:
-                    return {"samples": samples}, [*ended, roles.logs()]
-                if len(samples) % 30 == 1:
+                if len(samples) % 30 == 0:
                     print(json.dumps(samples[-1]), flush=True)
+                    tell(ended=False)
                 due += EVERY_S
                 time.sleep(max(0.0, due - time.monotonic()))
             if feeder.error is not None:
@@ -223,23 +250,22 @@ def run(folder: Path, minutes: float, rate: float, seed: int) -> tuple[dict[str,
             deadline = time.monotonic() + 300
             while watch.count < impressions and time.monotonic() < deadline:
                 time.sleep(0.5)
+            samples[-1]["answers"] = watch.count
             codes = roles.stop()
             if watch.count != impressions:
                 wrong.append(f"{impressions} impressions, {watch.count} answers")
             wrong += [f"{n} ended with code {c}" for n, c in codes.items() if c != 0]
             live.close()
             watch.close()
-    lines, not_flat = judge(samples)
-    span_ms = samples[-1]["event_time_ms"] - start_ms
-    report = {
-        "minutes": minutes, "speed": SPEED, "users": users, "events": events, "impressions": impressions,
-        "answers": samples[-1]["answers"] if wrong else impressions, "chunks": samples[-1]["chunks"],
-        "ttls_passed": round(span_ms / settings.store.ttl_ms, 1),
-        "windows_passed": round(span_ms / settings.store.window_ms, 1),
-        "judged_from_s": round(samples[-1]["t_s"] * WARM_UP), "judged": lines, "wrong": [*wrong, *not_flat],
-        "samples": samples,
-    }  # fmt: skip
-    return report, [*wrong, *not_flat]
+    return tell(ended=True)
+
+
+def save(report: dict[str, Any], out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join(json.dumps(s) for s in report["samples"])
+    head = json.dumps({k: v for k, v in report.items() if k != "samples"}, indent=1)[:-2]
+    (out / "soak.json").write_text(f'{head},\n "samples": [\n{lines}\n]}}\n')
+    draw(report, out / "soak.png")
 
 
 def main() -> int:
@@ -253,18 +279,12 @@ def main() -> int:
     folder = a.folder or Path(tempfile.mkdtemp(prefix="solaris-soak-"))
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    report, wrong = run(folder, a.minutes, a.rate, a.seed)
-    a.out.mkdir(parents=True, exist_ok=True)
-    lines = ",\n".join(json.dumps(s) for s in report.pop("samples"))
-    head = json.dumps(report, indent=1)[:-2]
-    (a.out / "soak.json").write_text(f'{head},\n "samples": [\n{lines}\n]}}\n')
-    if "judged" in report:
-        draw(json.loads((a.out / "soak.json").read_text()), a.out / "soak.png")
-    print(json.dumps(report, indent=1))
+    wrong = run(folder, a.minutes, a.rate, a.seed, a.out)
     for w in wrong:
         print(f"soak: {w}", file=sys.stderr)
     if a.folder is None and not wrong:
         shutil.rmtree(folder, ignore_errors=True)
+    print(f"soak: {'flat' if not wrong else f'{len(wrong)} things are wrong'}; report in {a.out}")
     return 1 if wrong else 0
 
 
