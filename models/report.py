@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 COLUMNS = (
-    ("transfer_ratio", "over the VM"),
+    ("gain", "loss below the VM's"),
+    ("transfer_ratio", "ratio over the VM"),
     ("over_repeat", "over repeat flag and age"),
     ("over_counters", "over hand counters"),
+    ("gain_over_counters", "loss below hand counters"),
     ("recovery_without_direct", "without a direct hit"),
 )
-"""transfer ratios of a variant: against the VM, against the two controls, and on the pairs without a direct hit"""
+"""of a variant: the share of the VM's loss that it saves, transfer ratios against the VM and against the two controls,
+the share of the counters' loss that it saves, and the ratio on the pairs without a direct hit"""
 
 
 def table(result: dict[str, Any]) -> str:
@@ -42,13 +45,14 @@ def table(result: dict[str, Any]) -> str:
 
 
 def _cell(ratios: list[dict[str, Any] | None]) -> str:
-    """Mean ratio; with one seed its interval over users, with more the lowest and the highest seed."""
+    """Mean ratio or gain; with one seed its interval over users, with more the lowest and the highest seed."""
     known = [x for x in ratios if x is not None]
     if not known or len(known) < len(ratios):
         return ""
-    values = [x["ratio"] for x in known]
+    key, digits = ("ratio", 0) if "ratio" in known[0] else ("gain", 2)
+    values = [float(x[key]) for x in known]
     bounds = known[0]["interval"] if len(known) == 1 else [min(values), max(values)]
-    return f"{sum(values) / len(values):.0%} [{bounds[0]:.0%}, {bounds[1]:.0%}]"
+    return f"{sum(values) / len(values):.{digits}%} [{bounds[0]:.{digits}%}, {bounds[1]:.{digits}%}]"
 
 
 def write(result: dict[str, Any], out: Path) -> None:

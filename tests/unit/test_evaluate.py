@@ -60,6 +60,21 @@ def test_what_a_variant_costs(result: dict[str, Any]) -> None:
     assert run["variants"]["as_served_state_only"]["fm_calls_per_impression"]["pairs"] == 0
 
 
+def test_gains_are_there_where_a_ratio_is_not(result: dict[str, Any]) -> None:
+    """The share of the VM's loss, and of the counters', that a variant saves, whatever the FM itself gains."""
+    variants = result["runs"][0]["variants"]
+    for name, entry in variants.items():
+        if name == "vm":
+            continue
+        gain = entry["gain"]
+        assert gain["gain"] == pytest.approx(1 - entry["log_loss"] / variants["vm"]["log_loss"], abs=1e-4)
+        assert gain["interval"][0] <= gain["interval"][1]
+    both, alone = variants["control_counters_and_state"], variants["control_counters"]
+    gain = both["gain_over_counters"]["gain"]
+    assert gain == pytest.approx(1 - both["log_loss"] / alone["log_loss"], abs=1e-4)
+    assert "loss below hand counters" in table(result)
+
+
 def test_no_ratio_where_the_fm_gains_nothing() -> None:
     rng = np.random.default_rng(0)
     users = np.repeat(np.arange(50, dtype=np.uint64), 20)
