@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -26,7 +26,7 @@ from topics.brokers.ports import free_port
 from topics.kafka import KafkaSettings, consumer
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 120.0
+LIMIT_S = 180.0
 
 
 class BenchError(RuntimeError):
@@ -140,7 +140,7 @@ class Process:
             )
         self._os = psutil.Process(self.popen.pid)
 
-    def __enter__(self) -> Process:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from benchmarks.harness.bundle import HISTORY
 from benchmarks.harness.cluster import BenchError
-from benchmarks.harness.events import CANDIDATES, CATALOGUE, HISTORY, Workload
+from benchmarks.harness.events import CANDIDATES, CATALOGUE, Workload
 from benchmarks.harness.latency import Latency, client, tail_reader
 from topics.events import decode_ranked_ads
 from topics.kafka import KafkaSettings

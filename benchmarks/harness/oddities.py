@@ -38,7 +38,7 @@ def state(workload: Workload, model: int) -> list[Kafka]:
             chunk = EmbeddingChunk(
                 hash_id(name), ts, model if rng.random() < 0.8 else model ^ 1, 1 + user, items[order],
                 workload.topics(index)[order], vectors if int8 else (vectors / 50).astype(np.float16),
-                rng.random(PAIRS, np.float32) / 50 if int8 else None,
+                (rng.random(PAIRS) / 50).astype(np.float32) if int8 else None,
                 rng.standard_normal(HEADS * HEAD_DIM + TOWERS * TOWER_DIM if stated else 0).astype(np.float16),
                 rng.standard_normal(PROFILE if stated else 0).astype(np.float16), "x",
             )  # fmt: skip
