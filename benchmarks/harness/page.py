@@ -140,9 +140,10 @@ what an engine costs on small events.
   store, decoded once per item, as our ranker does it. ONNX Runtime for Java 1.29.0 (1.31 was not on Maven Central
   when this was written), one intra-op thread, tensors over direct buffers that stay; Jackson's streaming parser and
   writer. One call of each model for a record, since the DSL and the Processor API hand on record by record.
-  `exactly_once_v2` with its default commit every 100 ms, one stream thread, record cache of 256 MB, 1,000 records a
-  poll, lz4, 5 ms linger, batches of 256 KB, heap of 1 GB, parallel collector. Measured when the JVM has settled:
-  rounds of impressions until two in a row cost no less than 95 % of the best so far. Whole runs only.
+  `exactly_once_v2` with its default commit every 100 ms, one stream thread, record cache of 256 MB (it holds all of
+  this state), 1,000 records a poll, lz4, 5 ms linger, batches of 256 KB, heap of 1 GB, parallel collector. Measured
+  when the JVM has settled: rounds of impressions until two in a row cost no less than 95 % of the best so far. Whole
+  runs only.
 
 ## GPU
 Not measured on a GPU. `python benchmarks/gpu.py` checks the FM's vectors against float32 on the CPU and times batches
