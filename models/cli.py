@@ -201,7 +201,9 @@ def _need_torch() -> None:
 
     for module in ("torch", "onnx"):
         if find_spec(module) is None:
-            raise SettingsError("extra", "train", f"{module} is not installed; pip install 'solaris-pipeline[train]'")
+            raise SettingsError(
+                "extra", "train", f"{module} is not installed; `make train-setup` installs what training needs"
+            )
 
 
 class _Bars:

@@ -132,6 +132,7 @@ def _display(progress: Progress) -> Iterator[None]:
 
     def draw() -> None:
         before, at = 0, time.monotonic()
+        last = ""
         while not stop.wait(0.5 if terminal else 10.0):
             state = progress.replay
             if state is None:
@@ -147,6 +148,9 @@ def _display(progress: Progress) -> Iterator[None]:
                 f"lag {max(0, sent.get('impressions', 0) - progress.ranked):,} impressions, "
                 f"{max(0, sent.get('candidates', 0) - progress.states):,} user events  {covered}"
             )
+            if state.complete and text == last and not terminal:
+                continue  # all is ranked; what goes on is said elsewhere
+            last = text
             print(("\r\x1b[2K" if terminal else "") + text, end="" if terminal else "\n", file=sys.stderr, flush=True)
 
     thread = threading.Thread(target=draw, name="display", daemon=True)

@@ -288,7 +288,8 @@ class _Admin:
 
     def _heard(self, error: KafkaError) -> None:
         self._refused |= error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL)
-        text = re.sub(r" \(after \d+ms in state \w+\)", "", error.str())
+        text = re.sub(r" \(after \d+ms in state \w+\)|, \d+ identical error\(s\) suppressed", "", error.str())
+        text = re.sub(r"^\S+/\w+: ", "", text)  # librdkafka's name of the broker
         if "certificate verify failed" in text:
             text += "; so it is when the broker's certificate has expired or names another host"
         if error.code() != KafkaError._ALL_BROKERS_DOWN and text not in self._reasons:
@@ -305,7 +306,10 @@ class _Admin:
                 self._client.poll(0)
                 if self._refused or time.monotonic() > deadline:
                     reason = "; ".join(self._reasons[-2:]) or e.args[0].str()
-                    raise BrokerError(f"no answer from kafka.bootstrap = {self._kafka.bootstrap}: {reason}") from None
+                    raise BrokerError(
+                        f"no answer from kafka.bootstrap = {self._kafka.bootstrap}: {reason}"
+                        + ("" if self._refused else "; `solaris up` starts a broker, KAFKA_BOOTSTRAP names another one")
+                    ) from None
         return {name: len(t.partitions) for name, t in found.items() if t.error is None and t.partitions}
 
     def create(self, topics: list[NewTopic]) -> dict[str, str]:

@@ -60,24 +60,29 @@ def list_(
     reason: ReasonOption = None,
     topic: SourceOption = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Records shown at most.")] = 100,
+    every: Annotated[bool, typer.Option("--all", help="Also those that `retry` has dealt with.")] = False,
     as_json: JsonOption = False,
     config: ConfigOption = None,
     sets: SetOption = None,
 ) -> None:
-    """List rejected records, oldest first in each partition, and count them by reason.
+    """List the rejected records that are left, oldest first in each partition, and count them by reason.
 
     Example: solaris dlq list --reason not_json
     """
     from streams.settings import load
     from topics import tail as tails
+    from topics.dlq_retry import positions
 
     kafka = load(config, sets or []).kafka
+    done = {} if every else positions(kafka)
     counts: Counter[str] = Counter()
     with pipe_friendly():
         for record in tails.records(kafka, "dlq", "beginning", follow=False):
             if record is None:
                 continue
             letter = tails.dead_letter_of(record)
+            if record.offset < done.get(record.partition, 0) and not letter.parked:
+                continue
             if (reason and letter.reason != reason) or (topic and letter.source_topic != kafka.topic(topic)):
                 continue
             counts[letter.reason] += 1

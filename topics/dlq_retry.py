@@ -104,6 +104,22 @@ def retry(
     return counts
 
 
+def positions(kafka: KafkaSettings) -> dict[int, int]:
+    """How far retries have worked through each partition of the DLQ: a letter before that is history, unless it was
+    parked. It was put back, or stands again at the end."""
+    topic = kafka.topic("dlq")
+    source = consumer(kafka, group_name(kafka, ROLE))
+    try:
+        parts = [TopicPartition(topic, p) for p in tail.partitions(kafka, topic)]
+        return {tp.partition: max(tp.offset, 0) for tp in source.committed(parts, timeout=TIMEOUT_S)}
+    except KafkaException as e:
+        raise BrokerError(
+            f"no answer about {topic} from kafka.bootstrap = {kafka.bootstrap}: {e.args[0].str()}"
+        ) from None
+    finally:
+        source.close()
+
+
 def _step(
     out: Producer,
     kafka: KafkaSettings,

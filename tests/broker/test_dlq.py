@@ -172,4 +172,7 @@ def test_command_line(ready: KafkaSettings, monkeypatch: pytest.MonkeyPatch, tmp
     assert out.stdout_bytes == b"\x00\x01bad"
     assert CliRunner().invoke(consume_cli.dlq_app, ["show", "0@99", *where]).exit_code == 1
     assert "1 put back, 0 parked, 2 not chosen and kept" in run("retry", "--topic", "feedback")
+    assert "2 rejected: not_json 2" in run("list")
+    assert "5 rejected: not_json 4, empty_user 1" in run("list", "--all")
     assert json.loads(run("retry", "--json")) == {"retried": 2, "parked": 0, "already_parked": 0, "kept": 0}
+    assert run("list").strip() == "0 rejected"
