@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 from confluent_kafka import OFFSET_END, Consumer, Producer, TopicPartition
 
-from benchmarks.harness.cluster import BenchError
+from benchmarks.harness.cluster import LIMIT_S, BenchError
 from benchmarks.harness.events import Kafka
 from topics.events import decode_ranked_ads
 from topics.kafka import KafkaSettings, consumer
@@ -73,7 +73,7 @@ def rank_latency(kafka: KafkaSettings, impressions: Sequence[Kafka], rate: float
     ours, theirs = context.Pipe()
     reader = context.Process(target=_read, args=(kafka, "ranked-ads", theirs), daemon=True)
     reader.start()
-    if not ours.poll(30):
+    if not ours.poll(LIMIT_S):
         raise BenchError("the reader of ranked-ads did not start")
     ours.recv()
     made, topic = client(kafka.bootstrap), kafka.topic("impressions")
