@@ -137,15 +137,18 @@ class OnnxRuntime:
         )  # fmt: skip
 
     def score_plus(self, batch: PairBatch, slots: Slots | FilledSlots) -> F32:
+        return self.score_both(batch, slots)[1]
+
+    def score_both(self, batch: PairBatch, slots: Slots | FilledSlots) -> tuple[F32, F32]:
         base = self.score(batch).logit
         if "vm_plus" not in self._graphs or not batch.pairs:
-            return base
+            return base, base
         if isinstance(slots, FilledSlots):
             known, columns = slots.source < len(SLOTS), slots.columns
         else:
             known, columns = any_slot(slots, self.info.slots), None
         if not known.any():
-            return base
+            return base, base
         if columns is None:
             assert isinstance(slots, Slots)
             columns = slot_columns(slots, self.info.slots)
@@ -156,7 +159,7 @@ class OnnxRuntime:
         # a number.
         finite = np.isfinite(plus)
         self.non_finite += int((~finite).sum())
-        return np.where(known & finite, plus, base).astype(np.float32, copy=False)
+        return base, np.where(known & finite, plus, base).astype(np.float32, copy=False)
 
     def warm_up(self) -> None:
         """Runs every graph once at every size it will be run at (once at a small size on a CPU)."""

@@ -208,7 +208,7 @@ class Backtest:
         n = ranking.batch.pairs
         padded = np.vstack([ranking.ages_ms, np.full(n, -1, np.int64)])
         columns: Columns = {
-            "vm": self.runtime.score(ranking.batch).logit,
+            "vm": ranking.base,
             "solaris": ranking.logit,
             "source": ranking.source,
             "age_ms": padded[ranking.source, np.arange(n)],

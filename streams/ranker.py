@@ -23,6 +23,7 @@ from models.slots import SimilarUsers, fill_slots
 from state.api import EmbeddingStore, Lookup, StoreDims
 from state.neighbours import Similar
 from topics.events import Impression, RankedAds
+from topics.ids import sampled
 
 I64 = npt.NDArray[np.int64]
 F32 = npt.NDArray[np.float32]
@@ -37,6 +38,8 @@ class Ranking:
     batch: PairBatch
     logit: F32
     """[N]"""
+    base: F32
+    """[N] logit of the VM alone"""
     score: F32
     """[N] pCTR"""
     source: npt.NDArray[np.int8]
@@ -109,6 +112,7 @@ class Ranker:
     runtime: Runtime
     encoder: Encoder
     explain: bool = False
+    vm_scores_share: float = 0.0
     counters: Counter[str] = field(default_factory=Counter)
     _items: ItemVectors = field(init=False)
 
@@ -139,12 +143,12 @@ class Ranker:
         found = self._lookup(batch, topics, partitions, stores)
         similar = self._similar(batch, found, partitions, neighbours) if neighbours else None
         slots = fill_slots(found, batch, vectors, item_rows, self.runtime, batch.ts_ms, similar)
-        logit = self.runtime.score_plus(batch, slots)
-        score = (1.0 / (1.0 + np.exp(-logit.astype(np.float64)))).astype(np.float32)
+        base, logit = self.runtime.score_both(batch, slots)
+        score = _sigmoid(logit)
         # A score that is not finite (input features are other people's) goes last.
         order = kernels.order_by_value(batch.splits, score * _bids(events, batch.pairs))
         self._count(batch, slots.source)
-        return Ranking(batch, logit, score, slots.source, slots.age_ms, slots.ages_ms, order)
+        return Ranking(batch, logit, base, score, slots.source, slots.age_ms, slots.ages_ms, order)
 
     def answers(
         self,
@@ -178,12 +182,16 @@ class Ranker:
                 explained = {
                     name: [None if age < 0 else age for age in of_ad[k].tolist()] for k, name in enumerate(SLOTS)
                 }
+            vm_scores = None
+            if self.vm_scores_share and sampled(event.id, self.vm_scores_share):
+                vm_scores = np.round(_sigmoid(r.base[order[lo:hi]]).astype(np.float64), 7).tolist()
             answer = RankedAds(
                 id=event.id, user=event.user, ts=event.ts, ads=[ads[i] for i in at], positions=at,
                 scores=scores[lo:hi], sources=sources[lo:hi],
                 ages_ms=ages[lo:hi],
                 vm=info.vm, fm=info.fm, state="restoring" if restoring[b] else "live",
                 received_ms=received_ms[b], ranked_ms=ranked_ms, slots=explained,
+                vm_scores=vm_scores,
             )  # fmt: skip
             out.append(answer)
         return out
@@ -238,6 +246,10 @@ class Ranker:
         c["ads"] += batch.pairs
         for k, n in enumerate(np.bincount(source, minlength=len(SOURCES)).tolist()):
             c[f"source_{SOURCES[k]}"] += n
+
+
+def _sigmoid(logit: F32) -> F32:
+    return (1.0 / (1.0 + np.exp(-logit.astype(np.float64)))).astype(np.float32)
 
 
 def _bids(events: Sequence[Impression], n: int) -> F32:

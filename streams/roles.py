@@ -391,7 +391,7 @@ class RankerStep(BaseStep):
 
     def __init__(self, runtime: Runtime, settings: Settings, clock: Callable[[], float] = time.time) -> None:
         super().__init__(runtime, settings)
-        self.core = Ranker(runtime, self.encoder, settings.ranker.explain)
+        self.core = Ranker(runtime, self.encoder, settings.ranker.explain, settings.ranker.vm_scores_share)
         self.stores = Stores(settings.store.dir / self.role, settings)
         self._restoring: set[int] = set()
         self._clock = clock

@@ -66,6 +66,9 @@ class Embedder:
 @dataclass(frozen=True, slots=True)
 class Ranker:
     explain: bool = setting(False, "write the age of every slot of every ad into ranked-ads")
+    vm_scores_share: float = setting(
+        0.1, "share of the messages that carry the VM's own scores too, for comparison", low=0.0, high=1.0
+    )
     neighbours: int = setting(16, "similar users asked for a user without an aggregate; 0: never", low=0, high=1024)
     neighbours_every_s: float = setting(60.0, "how often the index of similar users is built anew", above=0)
     restore_deadline_s: float = setting(30.0, "rank with what is restored after this long; 0: wait for all", low=0)

@@ -108,6 +108,8 @@ class RankedAds(msgspec.Struct, tag="ranked_ads", tag_field="type"):
     """wall clock when the ranking was ready"""
     slots: dict[str, list[int | None]] | None = None
     """age in ms of every slot of every ad, null where empty (setting ranker.explain)"""
+    vm_scores: list[float] | None = None
+    """pCTR of the VM alone, in a share of the messages (setting ranker.vm_scores_share)"""
 
 
 class Rejected(msgspec.Struct, frozen=True):

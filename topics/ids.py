@@ -22,6 +22,12 @@ def hash_id(value: ItemId) -> int:
     return xxh3_64_intdigest(str(value).encode("utf-8", "surrogatepass")) or 1
 
 
+def sampled(value: ItemId, share: float) -> bool:
+    """Whether this id is in a sample of that share: the same answer in every process, and a smaller share's sample is
+    part of a larger one's."""
+    return share >= 1.0 or hash_id(value) < share * 2.0**64
+
+
 def hash_bytes(key: bytes) -> int:
     """`hash_id` of the id whose UTF-8 bytes these are; any bytes are welcome."""
     return xxh3_64_intdigest(key) or 1

@@ -65,7 +65,7 @@ class Floors:
             order = np.lexsort((-score * bids, rows))
             source = np.zeros(pairs.pairs, np.int8)
             age = np.zeros(pairs.pairs, np.int64)
-            ranking = Ranking(pairs, logit, score, source, age, at.ages(), order)
+            ranking = Ranking(pairs, logit, logit, score, source, age, at.ages(), order)
             for a in ranker.answers(events, ranking, [0] * len(events), 0, [False] * len(events)):
                 encode(a)
 

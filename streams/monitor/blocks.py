@@ -26,7 +26,7 @@ import msgspec
 
 from topics.errors import InvalidEvent
 from topics.events import decode_feedback, decode_ranked_ads
-from topics.ids import IdHasher, hash_id
+from topics.ids import IdHasher, sampled
 
 BLOCK_MS = 10_000
 STEPS = 8
@@ -47,11 +47,6 @@ def bucket(ms: float) -> int:
 def upper_ms(index: int) -> float:
     """Upper bound of a bucket, which belongs to it."""
     return 2.0 ** (index / STEPS)
-
-
-def sampled(impression_id: str, share: float) -> bool:
-    """The same answer for an impression and its feedback, in every process."""
-    return share >= 1.0 or hash_id(impression_id) < share * 2.0**64
 
 
 def log_loss(p: float, clicked: bool) -> float:
@@ -78,6 +73,22 @@ class Labelled:
 
 
 @dataclass(slots=True)
+class Compared:
+    """Ads whose outcome is known and whose message had the VM's own scores too."""
+
+    ads: int = 0
+    loss: float = 0.0
+    """sum of the log losses of what was served"""
+    vm_loss: float = 0.0
+    """... and of the VM alone"""
+
+    def add(self, other: Compared) -> None:
+        self.ads += other.ads
+        self.loss += other.loss
+        self.vm_loss += other.vm_loss
+
+
+@dataclass(slots=True)
 class Block:
     counts: Counter[str] = field(default_factory=Counter)
     """impressions, ads, restoring, joined, duplicates, feedback, feedback_repeated, feedback_unmatched, undecodable"""
@@ -88,6 +99,7 @@ class Block:
     """histogram: impression polled to ranking ready"""
     labelled: dict[str, Labelled] = field(default_factory=dict)
     """by source"""
+    compared: Compared = field(default_factory=Compared)
 
     def add(self, other: Block) -> None:
         self.counts.update(other.counts)
@@ -97,6 +109,7 @@ class Block:
             self.ages.setdefault(source, Counter()).update(histogram)
         for source, labelled in other.labelled.items():
             self.labelled.setdefault(source, Labelled()).add(labelled)
+        self.compared.add(other.compared)
 
     def dump(self) -> dict[str, Any]:
         """As JSON takes it; `Block.load` reads it back."""
@@ -106,6 +119,7 @@ class Block:
             "ages": {s: {str(k): n for k, n in h.items()} for s, h in self.ages.items()},
             "latency": {str(k): n for k, n in self.latency.items()},
             "labelled": {s: [x.ads, x.clicks, x.pctr, x.loss] for s, x in self.labelled.items()},
+            "compared": [self.compared.ads, self.compared.loss, self.compared.vm_loss],
         }
 
     @classmethod
@@ -116,6 +130,7 @@ class Block:
             {s: Counter({int(k): n for k, n in h.items()}) for s, h in value["ages"].items()},
             Counter({int(k): n for k, n in value["latency"].items()}),
             {s: Labelled(*x) for s, x in value["labelled"].items()},
+            Compared(*value.get("compared", ())),
         )
 
 
@@ -126,6 +141,8 @@ class _Ranked:
     seen_ms: int
     ads: array[int]
     scores: array[float]
+    vm_scores: array[float]
+    """empty when the message had none"""
     sources: list[str]
 
 
@@ -186,7 +203,7 @@ class Blocks:
             if age is not None:
                 block.ages.setdefault(source, Counter())[bucket(age)] += 1
         waiting = _Ranked(key, ts_ms, now_ms, array("Q", self._hash.many(r.ads).tolist()),
-                          array("d", r.scores), r.sources)  # fmt: skip
+                          array("d", r.scores), array("d", r.vm_scores or ()), r.sources)  # fmt: skip
         clicks = self._clicks.pop(r.id, None)
         self._ranked[r.id] = waiting
         if clicks is not None:
@@ -288,6 +305,11 @@ class Blocks:
             labelled.clicks += clicked
             labelled.pctr += score
             labelled.loss += log_loss(score, clicked)
+        for ad, score, vm in zip(ranked.ads, ranked.scores, ranked.vm_scores, strict=False):
+            clicked = ad in clicks.clicked
+            block.compared.ads += 1
+            block.compared.loss += log_loss(score, clicked)
+            block.compared.vm_loss += log_loss(vm, clicked)
 
     def _bound(self, waiting: dict[str, Any]) -> None:
         if len(waiting) > MAX_PENDING:

@@ -7,13 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from streams.monitor.blocks import BLOCK_MS, Blocks, Labelled, upper_ms
+from streams.monitor.blocks import BLOCK_MS, Blocks, Compared, Labelled, upper_ms
 from streams.monitor.processes import STALE_MS, Processes
 
 SOURCES = ("direct", "topic", "state", "aggregate", "similar", "none")
-VM_ALONE = (
-    "the ranked-ads message carries SOLARIS' score only; `solaris demo` and `solaris backtest` compare with the VM"
-)
 
 
 @dataclass(slots=True)
@@ -54,7 +51,7 @@ class View:
                 **_calibration(known),
                 "by_source": {s: _calibration(x) for s, x in sorted(b.labelled.items())},
             },
-            "log_loss": {"solaris": _ratio(known.loss, known.ads), "vm": None, "vm_why": VM_ALONE},
+            "log_loss": {"solaris": _ratio(known.loss, known.ads), "against_vm": _against_vm(b.compared)},
             **self._work(from_ms, to_ms),
         }
 
@@ -140,6 +137,16 @@ def _calibration(x: Labelled) -> dict[str, float | int | None]:
         "ctr": _ratio(x.clicks, x.ads),
         "ratio": _ratio(x.pctr, x.clicks),
         "log_loss": _ratio(x.loss, x.ads),
+    }
+
+
+def _against_vm(x: Compared) -> dict[str, float | int | None]:
+    """On the ads whose message had the VM's own scores; `gain` is the share of the VM's loss that is saved."""
+    return {
+        "ads": x.ads,
+        "solaris": _ratio(x.loss, x.ads),
+        "vm": _ratio(x.vm_loss, x.ads),
+        "gain": None if not x.vm_loss else 1.0 - x.loss / x.vm_loss,
     }
 
 

@@ -87,6 +87,8 @@ def prometheus(view: View, now_ms: int) -> str:
     add("solaris_mean_pctr", "gauge", f["calibration"]["mean_pctr"])
     add("solaris_ctr", "gauge", f["calibration"]["ctr"])
     add("solaris_log_loss", "gauge", f["log_loss"]["solaris"])
+    for who in ("solaris", "vm"):
+        add("solaris_log_loss_compared", "gauge", f["log_loss"]["against_vm"][who], who=who)
     add("solaris_verifier_acceptance_ratio", "gauge", f["verifier"]["acceptance"])
     add("solaris_fm_calls_saved_ratio", "gauge", f["fm_calls_saved"]["share_of_seen"])
     add("solaris_hits_per_fm_call", "gauge", f["hits_per_fm_call"])

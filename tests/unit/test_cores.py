@@ -236,6 +236,19 @@ def test_each_slot_carries_its_age_and_the_best_one_names_the_source(world: Worl
     assert of_n4 == {"direct": None, "topic": None, "state": 4000, "aggregate": 5000, "similar": None}
 
 
+def test_the_vm_alone_is_scored_beside_in_a_share_of_the_messages(world: World) -> None:
+    world.embed([offered("u1", T0, ["N3"])])
+    event = shown("u1", T0 + 5000, ["N3", "N6", "N4"])
+    assert world.rank(event)[0].vm_scores is None
+    world.ranker.vm_scores_share = 1.0
+    (answer,) = world.rank(event)
+    alone = world.runtime.score(world.encoder.impressions([event])).logit
+    expected = 1 / (1 + np.exp(-alone[answer.positions].astype(np.float64)))
+    assert answer.vm_scores is not None
+    np.testing.assert_allclose(answer.vm_scores, expected, atol=1e-6)
+    assert answer.scores != answer.vm_scores
+
+
 def test_an_impression_does_not_see_what_came_after_it(world: World) -> None:
     world.embed([offered("u1", T0, ["N3"])])
     early, at = world.rank(shown("u1", T0 - 1, ["N3"]), shown("u1", T0, ["N3"]))

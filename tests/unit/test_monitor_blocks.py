@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from streams.monitor.blocks import BLOCK_MS, MAX_PENDING, Block, Blocks, bucket, log_loss, sampled, upper_ms
+from streams.monitor.blocks import BLOCK_MS, MAX_PENDING, Block, Blocks, bucket, log_loss, upper_ms
 from streams.monitor.figures import percentiles
 from topics.events import Feedback, RankedAds, encode
+from topics.ids import sampled
 
 T = 1_700_000_000_000
 WINDOW, KEEP = 60_000, 3_600_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import ssl
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,13 +11,14 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from streams.monitor.blocks import BLOCK_MS, Blocks, Labelled
+from streams.monitor.blocks import BLOCK_MS, Block, Blocks, Labelled
 from streams.monitor.connect import broker_urls, credentials
 from streams.monitor.figures import View
 from streams.monitor.processes import STALE_MS, Processes
 from streams.monitor.transport import BUNDLE_RECORDS, Unbundler, bundles
 from streams.monitor.web import prometheus
 from topics.errors import SettingsError
+from topics.events import Feedback, RankedAds, encode
 
 T = 1_700_000_000_000
 
@@ -93,10 +95,24 @@ def test_nothing_known_is_null_not_zero() -> None:
     assert msgspec.json.decode(msgspec.json.encode(f)) == f
 
 
-def test_log_loss_of_the_vm_alone_is_absent_with_its_reason() -> None:
-    loss = view().figures(600_000, T)["log_loss"]
-    assert loss["vm"] is None
-    assert "ranked-ads" in loss["vm_why"]
+def test_the_vm_alone_is_compared_on_the_ads_that_carry_its_scores() -> None:
+    v = view()
+    nothing = v.figures(600_000, T)["log_loss"]["against_vm"]
+    assert nothing == {"ads": 0, "solaris": None, "vm": None, "gain": None}
+    for i, vm in (("a", [0.5, 0.5]), ("b", None)):
+        answer = RankedAds(i, "u", T, ["x", "y"], [0, 1], [0.8, 0.1], ["none"] * 2, [None] * 2, "v", "f", "live", 1, 2)
+        answer.vm_scores = vm
+        v.blocks.ranked(0, T, encode(answer), T)
+        v.blocks.feedback(0, T, encode(Feedback(i, "u", T, ["x"])), T)
+    loss = v.figures(600_000, T)["log_loss"]
+    ours, theirs = -(math.log(0.8) + math.log(0.9)) / 2, -math.log(0.5)
+    assert loss["solaris"] == pytest.approx(ours)
+    assert loss["against_vm"]["ads"] == 2
+    assert loss["against_vm"]["solaris"] == pytest.approx(ours)
+    assert loss["against_vm"]["vm"] == pytest.approx(theirs)
+    assert loss["against_vm"]["gain"] == pytest.approx(1 - ours / theirs)
+    (_, row), *_ = v.blocks.changed()
+    assert Block.load(msgspec.json.decode(msgspec.json.encode(row))).compared.ads == 2
 
 
 def test_the_series_covers_the_span_once() -> None:

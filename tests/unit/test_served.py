@@ -36,10 +36,11 @@ class Recording(OnnxRuntime):
         self.info = replace(self.info, slots=SLOTS)
         self.seen: list[FilledSlots] = []
 
-    def score_plus(self, batch: PairBatch, slots: Slots | FilledSlots) -> F32:
+    def score_both(self, batch: PairBatch, slots: Slots | FilledSlots) -> tuple[F32, F32]:
         assert isinstance(slots, FilledSlots)
         self.seen.append(slots)
-        return self.score(batch).logit
+        base = self.score(batch).logit
+        return base, base
 
 
 @pytest.fixture(scope="module")
