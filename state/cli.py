@@ -39,7 +39,7 @@ def inspect(
 
     The store must not be in use; ages are told at its own clock, which is event time.
 
-    Example: solaris state inspect var/state/ranker --user u42
+    Example: solaris state inspect .run/state/ranker --user u42
     """
     from state.api import StoreSettings
     from state.inspect import inspect_store, inspect_user, partitions
@@ -114,7 +114,7 @@ def build(
 
     The stores must not be in use.
 
-    Example: solaris neighbours build var/state/ranker --clusters 64 --out var/neighbours
+    Example: solaris neighbours build .run/state/ranker --clusters 64 --out .run/neighbours
     """
     from state.api import StoreSettings
     from state.clusters import cluster
