@@ -70,6 +70,15 @@ chaos-quick: setup  ## some kills of roles and broker under a replayed log, then
 chaos: setup  ## the long form: every named point, freezes, swaps, at least 50 kills; about 20 minutes
 	@$(BIN)/python tests/chaos/runner.py $(ARGS)
 
+.PHONY: soak
+soak: train-setup  ## an hour at a steady rate: memory, disk, files and threads must stay flat; writes docs/soak
+	@$(BIN)/python tests/chaos/soak.py $(ARGS)
+
+.PHONY: fuzz
+fuzz: setup  ## coverage-guided fuzzing of every decoder, 45 s each; installs atheris (Linux, CPython 3.11 to 3.13)
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(PIP) install -q atheris==3.0.0
+	@$(BIN)/python tests/fuzz/fuzz.py $(ARGS)
+
 .PHONY: bench
 bench: setup  ## every role beside its floor and its peers, on a real Kafka; writes docs/benchmarks.md
 	@$(BIN)/python benchmarks/bench.py $(ARGS)

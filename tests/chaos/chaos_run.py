@@ -32,8 +32,9 @@ FM_CALLS_RATIO = (0.98, 1.05)
 """pairs in committed chunks against a run without faults"""
 FM_COMPUTED_RATIO = 1.6
 """pairs computed, aborted transactions included, against a run without faults"""
-PAUSE_LIMIT_MS = 60_000
-ANSWER_WAIT_S = 90.0
+PAUSE_LIMIT_MS = 120_000
+ANSWER_WAIT_S = 300.0
+"""generous: a machine with other work takes a minute to start a process"""
 KNOWN_ENDS = (0, 1, 3, -15)
 """stopped, an error of ours in one line, a client call that hung, SIGTERM before the process had begun"""
 SETS = (
@@ -77,11 +78,13 @@ class Run:
     def _without_faults(self, kafka: KafkaSettings, log: Path) -> tuple[int, int]:
         """FM calls (committed, computed) when nothing goes wrong."""
         admin.create(kafka)
-        with Roles(kafka, self.folder / "calm", BUNDLE, SETS) as roles:
+        # On a busy machine a process may be silent for longer than the short session timeout of the chaos run.
+        with Roles(kafka, self.folder / "calm", BUNDLE, [*SETS, "loop.session_timeout_ms=60000"]) as roles:
             roles.start_all()
+            roles.wait_ready(600)
             replay(EventLog(log), kafka, "max")
-            roles.wait_ranked(self.impressions, 120)
-            roles.settle()
+            roles.wait_ranked(self.impressions, 600)
+            roles.settle(600)
             time.sleep(1.2)  # the last word on `stats`
             roles.stop()
         calls, computed = checks.pairs_embedded(read_all(kafka, "embeddings")), checks.pairs_computed(kafka)
@@ -100,15 +103,15 @@ class Run:
         try:
             for role in ("verifier", "embedder", "ranker"):
                 fleet.add(role, role)
-            roles.wait_ready()
+            roles.wait_ready(600)
             # Slow enough that the log outlasts the events; what is left then is replayed at once.
             expected_s = sum(self.gap_s + _expected_s(e, self.unreachable_s) for e in self.events)
             feeder.start(self.span_ms / 1000 / (1.4 * expected_s))
             self._events(actions, watch, feeder)
-            if not feeder.finish(150) or feeder.error is not None:
+            if not feeder.finish(600) or feeder.error is not None:
                 self.wrong.append(f"the replay did not end: {feeder.error}")
             self._wait_answers(watch, roles)
-            self._check("without_owner", checks.unowned(kafka, 30.0))
+            self._check("without_owner", checks.unowned(kafka, 120.0))
             codes = fleet.close()
         finally:
             watch.close()
@@ -162,7 +165,7 @@ class Run:
             try:
                 # Each candidates event becomes one request, and each request one state at least.
                 if len(read_all(roles.kafka, "precompute")) >= len(read_all(roles.kafka, "candidates")):
-                    roles.settle(60)
+                    roles.settle(300)
                     return
             except AssertionError as e:  # a role ended meanwhile: the fleet starts it again
                 self.say(str(e).splitlines()[0])
