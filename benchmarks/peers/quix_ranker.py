@@ -27,7 +27,7 @@ from models.features import Encoder  # noqa: E402
 from models.runtime import open_runtime  # noqa: E402
 from state.api import EmbeddingStore, StoreSettings  # noqa: E402
 from streams.ranker import Ranker  # noqa: E402
-from topics.events import decode_impression, decode_item, encode  # noqa: E402
+from topics.events import Impression, decode_impression, decode_item, encode  # noqa: E402
 from topics.kafka import KafkaSettings  # noqa: E402
 from topics.tail import records  # noqa: E402
 
@@ -42,10 +42,16 @@ def main() -> None:
     settings = StoreSettings(ttl_ms=config["ttl_ms"], window_ms=config["window_ms"])
     runtime = open_runtime(config["bundle"])
     catalogue = Catalogue(runtime.info.spec)
-    catalogue.update(
+    items = [
         decode_item(r.value or b"") for r in records(kafka, "items", start="beginning", follow=False) if r is not None
-    )
+    ]
+    catalogue.update(items)
     ranker = Ranker(runtime, Encoder(runtime.info.spec, catalogue))
+    # The core makes an item's vector when it first ranks it, for a batch at a time. Event by event that is slow, so all
+    # are made before the first one.
+    for k in range(0, len(items), 1000):
+        every = Impression("warm", "warm", 0, [item.id for item in items[k : k + 1000]])
+        ranker.rank([every], [0], {0: cast(EmbeddingStore, OneUser(b"", settings))})
     exactly_once = config["guarantee"] != "at_least_once"
     app = Application(
         broker_address=config["bootstrap"],
