@@ -188,7 +188,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
         axis.tick_params(labelsize=8)
         axis.grid(color="0.88", linewidth=0.6)
         axis.spines[["top", "right"]].set_visible(False)
-        axis.legend(fontsize=7, loc="lower right", ncols=3, frameon=False)
+        axis.legend(fontsize=7, loc="lower right", bbox_to_anchor=(1.0, 0.97), ncols=3, frameon=False)
     figure.savefig(path, dpi=90)
 
 
