@@ -94,6 +94,8 @@ class Loop:
         self._owned: dict[int, int] = {}
         self._leaving: set[int] = set()
         """being revoked: the batch in flight may finish, nothing new is begun"""
+        self._next: dict[int, int] = {}
+        """partition -> offset after the last record polled, or the committed one"""
         self._open: set[int] = set()
         self._ready: set[int] = set()
         self._restoring: dict[int, float] = {}
@@ -199,6 +201,8 @@ class Loop:
         if not records:
             return
         size = sum(len(r.value or b"") for r in records)
+        for r in records:
+            self._next[r.partition] = r.offset + 1
         with self._lock:
             self._waiting += len(records)
             self._waiting_bytes += size
@@ -284,7 +288,17 @@ class Loop:
             resume = [p for p in self._owned if p in self._ready]
         resume = [p for p in resume if p in self._owned]
         if resume:
-            self._consumer.resume([TopicPartition(self._topic, p) for p in resume])
+            self._resume(resume)
+
+    def _resume(self, partitions: list[int]) -> None:
+        """... and seeks to where each one is: by itself the client fetches a resumed partition only at its next look,
+        up to a second later."""
+        self._consumer.resume([TopicPartition(self._topic, p) for p in partitions])
+        for p in partitions:
+            offset = self._next.get(p)
+            if offset is not None:
+                with contextlib.suppress(KafkaException):  # then it fetches in its own time
+                    self._consumer.seek(TopicPartition(self._topic, p, offset))
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._joined = True
@@ -296,6 +310,8 @@ class Loop:
         consumer.incremental_assign([TopicPartition(t.topic, t.partition, t.offset) for t in committed])
         consumer.pause(partitions)  # until the worker has opened and restored them
         for tp in committed:
+            if tp.offset >= 0:
+                self._next[tp.partition] = tp.offset
             self._generation += 1
             self._owned[tp.partition] = self._generation
             self._mail.put(_Opened(tp.partition, self._generation, tp.metadata))
@@ -349,6 +365,7 @@ class Loop:
                 self._serve_worker(synchronous=True)
         for p in numbers:
             self._owned.pop(p, None)
+            self._next.pop(p, None)
             self._ready.discard(p)
             self._leaving.discard(p)
         if not finished:
