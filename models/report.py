@@ -74,7 +74,8 @@ def write(result: dict[str, Any], out: Path) -> None:
     _plot(out / "delay.svg", "event to servable vector, all slots", *curve("as_served_delay_"), mean)
     _plot(out / "delay-state.svg", "event to servable vector, state slot", *curve("state_delay_"), mean)
     _plot(
-        out / "fallbacks.svg", "slots as served", [n.removeprefix("as_served") or "all" for n in steps],
+        out / "fallbacks.svg", "slots as served",
+        [n.removeprefix("as_served").removeprefix("_").replace("_", " ") or "all" for n in steps],
         [mean[n]["log_loss"] for n in steps], mean,
     )  # fmt: skip
 
@@ -86,13 +87,15 @@ def _plot(path: Path, title: str, labels: list[str], values: list[float], mean: 
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6, 3.5))
-    axes.plot(labels, values, marker="o")
+    words = any(" " in label for label in labels)  # names, with no order among them: points and slanted names
+    axes.plot(labels, values, marker="o", linestyle="" if words else "-")
     for name in ("vm", "fm"):
         axes.axhline(mean[name]["log_loss"], linestyle="--", color="grey")
         axes.annotate(name, (0, mean[name]["log_loss"]), xytext=(4, 3), textcoords="offset points")
     axes.set_title(title)
     axes.set_ylabel("log loss")
-    axes.tick_params(axis="x", labelrotation=20)
+    if words:
+        plt.setp(axes.get_xticklabels(), rotation=35, ha="right", rotation_mode="anchor", fontsize="small")
     figure.tight_layout()
     figure.savefig(path)
     plt.close(figure)
