@@ -59,7 +59,7 @@ def read(directory: Path, manifest_name: str, kind: str, newest_format: int) -> 
                 raise StoreFormatError(f"{files[role]} does not match its checksum in {path}")
     except FileNotFoundError as e:
         raise StoreFormatError(f"{e.filename} is missing") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, OSError) as e:
         raise StoreFormatError(f"{path} is no manifest: {e}") from None
     return manifest, files
 
