@@ -49,6 +49,25 @@ def examples() -> list[Event]:
     return list(islice(simulate(preset("tiny")), 40, 300, 13))
 
 
+def found(target: str) -> list[bytes]:
+    """What broke something once."""
+    if target == "embedding":
+        return [chunk[:6] + b"\x23\x01" + chunk[8:] for chunk in _chunks()]
+    whole = gzip.compress(FEATURES * 20, mtime=0)
+    return {
+        "headers": [b"u1\x00{}" + b"\x00wrong_type" * 5 + b"\x007" + b"\x00x" * 9 + b"\x003"],
+        "committed": [b"\xf5", b'{"kind":"solaris-store","format":1e999}', b"[" * 5_000],
+        "settings": [b"x = " + b"[" * 5_000, b"x = " + b"9" * 5_000],
+        "log_lines": [
+            b"1\tU1\t11/14/99999999999999999999 9:05:12 AM\tN1\tN3-0\n",
+            b'movieId,title,genres\n1,\xa0,x\n2,"\n',
+            b"userId,movieId,rating,timestamp\n1,2,4.0,99999999999999999999\n",
+        ],
+        "compressed": [whole[:40] + b"\xff\xff\xff" + whole[43:]],
+        "rows": [b'{"type":"item","id":"i","ts":5,"features":"' + b"[" * 5_000 + b'"}'],
+    }.get(target, [])
+
+
 def seeds(target: str) -> list[bytes]:
     lines = [encode(e) for e in examples()]
     if target in ("events", "scanned", "log_lines", "compressed", "rows"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import targets
-from seeds import seeds
+from seeds import found, seeds
 from targets import TARGETS
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -28,7 +28,15 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def test_nothing_but_our_own_errors(target: str) -> None:
     kept = sorted((CORPUS / target).iterdir())
     assert kept, "tests/fuzz/fuzz.py --minimise writes it"
-    for data in (b"", b"\0", b"{" * 5_000, b"[" * 5_000, *seeds(target), *(path.read_bytes() for path in kept)):
+    for data in (
+        b"",
+        b"\0",
+        b"{" * 5_000,
+        b"[" * 5_000,
+        *seeds(target),
+        *found(target),
+        *(path.read_bytes() for path in kept),
+    ):
         TARGETS[target](data)
 
 
