@@ -4,7 +4,7 @@
     python tests/chaos/soak.py --minutes 5 --out DIR  a look
 
 Every 10 s the memory, open files, threads and store size of each role are noted, and how many pairs are live. After a
-warm-up (a third of the run) each must be flat: its Theil-Sen slope (the median slope between any two samples, which the
+warm-up (a third of the run, or three windows) each must be flat: its Theil-Sen slope (the median slope between any two samples, which the
 day's rhythm in the log does not bend) times an hour stays inside its bound. Exits 1 when one does not, when a role
 ended (it is started again, and judged from then on), or when an impression was not answered once. The report is written
 as the run goes, every five minutes. The picture needs matplotlib (`make train-setup`).
@@ -50,7 +50,8 @@ SPEED = 360
 EVENTS_PER_USER_S = 27 / 86_400 * SPEED
 """of wall time, as the simulator's users do"""
 EVERY_S = 10.0
-WARM_UP = 1 / 3
+WARM_UP, WARM_UP_S = 1 / 3, 720.0
+"""a third of the run, and three windows where it is long enough for that"""
 # Caches are made small so that they are full after the warm-up: a cache that fills is no leak and looks like one.
 SETS = (f"store.cache_bytes={4 << 20}", "loop.session_timeout_ms=30000", "loop.transaction_timeout_ms=60000")
 # A busy machine may hold the broker up for long; that is not what is looked at here.
@@ -131,6 +132,10 @@ def sample(roles: Roles, broker: JavaKafka, live: LivePairs, watch: Watch, began
     return out
 
 
+def warm_up_s(span_s: float) -> float:
+    return max(span_s * WARM_UP, min(WARM_UP_S, span_s * 0.6))
+
+
 def slope_per_hour(times_s: list[float], values: list[float]) -> float:
     """Theil-Sen."""
     slopes = [(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in combinations(zip(times_s, values, strict=True), 2)]
@@ -142,7 +147,7 @@ def judge(samples: list[dict[str, Any]], restarts: dict[str, float]) -> tuple[li
     lines, wrong = [], []
     for role in ROLES:
         began = restarts.get(role, 0.0)
-        begin = began + (samples[-1]["t_s"] - began) * WARM_UP
+        begin = began + warm_up_s(samples[-1]["t_s"] - began)
         after = [s for s in samples if s["t_s"] >= begin and role in s]
         if len(after) < 3:
             continue
@@ -182,7 +187,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     axes[4].set_title("live pairs in the changelog", loc="left", fontsize=9)
     axes[4].set_xlabel(f"minutes ({SPEED} times as many of event time); grey: warm-up, not judged", fontsize=8)
     for axis in axes:
-        axis.axvspan(0, minutes[-1] * WARM_UP, color="0.93", zorder=0)
+        axis.axvspan(0, warm_up_s(samples[-1]["t_s"]) / 60, color="0.93", zorder=0)
         axis.set_ylim(bottom=0)
         axis.set_xlim(0, minutes[-1])
         axis.tick_params(labelsize=8)
