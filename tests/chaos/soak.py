@@ -4,10 +4,10 @@
     python tests/chaos/soak.py --minutes 5 --out DIR  a look
 
 Every 10 s the memory, open files, threads and store size of each role are noted, and how many pairs are live. After a
-warm-up (a third of the run, or three windows) each must be flat: its Theil-Sen slope (the median slope between any two samples, which the
-day's rhythm in the log does not bend) times an hour stays inside its bound. Exits 1 when one does not, when a role
-ended (it is started again, and judged from then on), or when an impression was not answered once. The report is written
-as the run goes, every five minutes. The picture needs matplotlib (`make train-setup`).
+warm-up (a third of the run, or three windows) each must be flat: its Theil-Sen slope (the median slope between any two
+samples, which the day's rhythm in the log does not bend) times an hour stays inside its bound. Exits 1 when one does
+not, when a role ended (it is started again, and judged from then on), or when an impression was not answered once. The
+report is written as the run goes, every five minutes. The picture needs matplotlib (`make train-setup`).
 """
 
 from __future__ import annotations
