@@ -164,7 +164,8 @@ def _ranked_at(run: Run, prefix: str, users: int, partitions: int) -> float:
     topics = run.topics(prefix, partitions)
     run.warm(topics, users)
     records = Workload(5, run.workload.now_ms).impressions(len(run.drained), users)
-    with run.role("ranker", topics) as role:
+    # Ready is said when all is restored, however long that takes.
+    with run.role("ranker", topics, ["ranker.restore_deadline_s=0"]) as role:
         role.wait_for("its health page", lambda: bool(role.status()), every_s=0.02)
         up = time.monotonic()
         role.wait_ready()
