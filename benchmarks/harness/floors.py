@@ -59,7 +59,7 @@ class Floors:
             pairs = self.encoder.impressions(events)
             at = slots if pairs.pairs == n else self._slots(pairs.pairs)
             logit = self.runtime.score_plus(pairs, at)
-            score = 1.0 / (1.0 + np.exp(-logit))
+            score = (1.0 / (1.0 + np.exp(-logit))).astype(np.float32)
             bids = np.concatenate([np.asarray(e.bids, np.float32) for e in events])
             rows = np.repeat(np.arange(pairs.requests), np.diff(pairs.splits))
             order = np.lexsort((-score * bids, rows))

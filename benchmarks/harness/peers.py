@@ -107,7 +107,7 @@ def _ranker(run: Run, peer: str, how: str, command: Callable[[Path], Sequence[st
     config = folder / "config.json"
     config.write_text(json.dumps(ranker_config(run, topics, out, how, folder), indent=1))
     with (
-        run.role("ranker", topics) as role,
+        run.role("ranker", topics, ["ranker.vm_scores_share=0"]) as role,
         Process(name, command(config), folder) as process,
         closing(Answers(topics.kafka, topics.kafka.topic("ranked-ads"))) as ours,
         closing(Answers(topics.kafka, out)) as theirs,
