@@ -280,7 +280,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "soak", help="folder of soak.json and soak.png")
     parser.add_argument("--folder", type=Path, default=None, help="kept after the run; default: a temporary one")
+    parser.add_argument("--again", type=Path, help="no run: judge and draw the report in this folder again, into --out")
     a = parser.parse_args()
+    if a.again is not None:
+        report = json.loads((a.again / "soak.json").read_text())
+        report["judged"], not_flat = judge(report["samples"], report["restarts"])
+        report["wrong"] = [*(w for w in report["wrong"] if "the bound is" not in w), *not_flat]
+        save(report, a.out)
+        print("\n".join(report["wrong"]))
+        return 1 if report["wrong"] else 0
     folder = a.folder or Path(tempfile.mkdtemp(prefix="solaris-soak-"))
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
