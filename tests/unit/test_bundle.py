@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from models.api import SLOTS
 from models.bundle import load_bundle, read_bundle, write_bundle
 from topics.errors import BundleError
 
@@ -40,8 +41,8 @@ def replace_graph(bundle: Path, name: str, data: bytes) -> None:
 
 def test_the_demo_bundle_is_good_and_small() -> None:
     bundle = load_bundle(DEMO)
-    assert bundle.info.slots == ("direct", "topic", "state", "aggregate")
-    assert bundle.info.dim == bundle.manifest.dims.embedding == 17
+    assert bundle.info.slots == SLOTS
+    assert bundle.info.dim == bundle.manifest.dims.embedding == 18  # 16 numbers, the logits of conversion and click
     assert sum(f.stat().st_size for f in DEMO.iterdir()) < 4_000_000
 
 
