@@ -2,9 +2,10 @@
 
 All three roles run; candidates events arrive at a steady rate that keeps the embedder at a chosen load. Some of them
 are *probed*: impressions of the same user and `ADS` of the candidates (half of which the verifier passes on) follow
-every `EVERY_S`, and the first answer with a state (or a direct embedding) of that very event ends the probe. Its figure
+every `EVERY_S` or tenth of the time passed, whichever is longer (probing must not become the load it measures), and
+the first answer with a state (or a direct embedding) of that very event ends the probe. Its figure
 is the time of ranking (the ranker's clock) less the time the event was due, so it is an upper bound, off by at most
-`EVERY_S`; a probe that is given up counts as `GIVE_UP_S`.
+that time; a probe that is given up counts as `GIVE_UP_S`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from topics.events import decode_ranked_ads
 from topics.kafka import KafkaSettings
 
 EVERY_S = 0.02
+SHARE = 0.1
 ADS = 20
 GIVE_UP_S = 10.0
 PROBES_PER_S = 4.0
@@ -86,7 +88,7 @@ def freshness(
                 )
         for probe in open_probes.values():
             if now >= probe.next_at:
-                probe.next_at = max(probe.next_at + EVERY_S, now)
+                probe.next_at = max(probe.next_at + max(EVERY_S, SHARE * (now - probe.due)), now)
                 value = _impression(probe, max(probe.ts, int(now * 1000)))
                 made.produce(impressions, value, probe.user.encode())
         made.poll(0)

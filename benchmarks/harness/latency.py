@@ -21,6 +21,8 @@ from topics.events import decode_ranked_ads
 from topics.kafka import KafkaSettings, consumer
 
 WARM_UP_S = 1.5
+QUEUE_MS = 250.0
+"""a median above this is a queue, and says nothing of the ranker"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +31,18 @@ class Latency:
     p99_ms: float
     rate_per_s: float
     events: int
+    growing: bool = False
+    """later events waited longer than earlier ones: the rate is more than can be kept up"""
 
     @classmethod
     def of(cls, values_ms: Sequence[float], rate: float) -> Latency:
-        p50, p99 = np.percentile(np.asarray(values_ms), [50, 99]).tolist()
-        return cls(round(p50, 2), round(p99, 2), round(rate, 1), len(values_ms))
+        """In the order of the events."""
+        values = np.asarray(values_ms)
+        p50, p99 = np.percentile(values, [50, 99]).tolist()
+        third = max(1, len(values) // 3)
+        first, last = float(np.median(values[:third])), float(np.median(values[-third:]))
+        growing = last > 1.5 * first + 5.0 or p50 > QUEUE_MS
+        return cls(round(p50, 2), round(p99, 2), round(rate, 1), len(values_ms), growing)
 
 
 def client(bootstrap: str) -> Producer:
