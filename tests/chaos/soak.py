@@ -140,7 +140,8 @@ def warm_up_s(span_s: float) -> float:
 
 def slope_per_hour(times_s: list[float], values: list[float]) -> float:
     """Theil-Sen."""
-    slopes = [(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in combinations(zip(times_s, values, strict=True), 2)]
+    pairs = combinations(zip(times_s, values, strict=True), 2)
+    slopes = [(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in pairs if x2 > x1]
     return median(slopes) * 3600
 
 
