@@ -205,13 +205,11 @@ class Backtest:
         ranking = self.ranker.rank(shown, [PARTITION] * len(shown), stores, self.neighbours)
         times = [e.ts for e in shown]
         answers = self.ranker.answers(shown, ranking, times, 0, [False] * len(shown))
-        n = ranking.batch.pairs
-        padded = np.vstack([ranking.ages_ms, np.full(n, -1, np.int64)])
         columns: Columns = {
             "vm": ranking.base,
             "solaris": ranking.logit,
             "source": ranking.source,
-            "age_ms": padded[ranking.source, np.arange(n)],
+            "age_ms": ranking.age_ms,
             "items": ranking.batch.items,
             "users": ranking.batch.users,
         }
