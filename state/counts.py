@@ -2,8 +2,8 @@
 
 Fed by impressions (every ad shown) and feedback (every ad clicked); a click counts from the feedback's own event time
 on, not from the impression's. All times are event time, and what a look-up at `now` counts is a pure function of the
-events, whenever they were written and in whatever order, so training, backtest and serving agree as long as the pipeline
-keeps up within `CountSettings.lag_ms`. With ``asked = now - lag_ms``:
+events, whenever they were written and in whatever order, so training, backtest and serving agree as long as the
+pipeline keeps up within `CountSettings.lag_ms`. With ``asked = now - lag_ms``:
 
 - *item, hour*: events with ``bucket(asked) - HOUR_MS <= ts < bucket(asked)``, where `bucket` rounds down to 5 minutes.
   An item's counts are over all users and come from other partitions in batches, hence the steps;
@@ -33,7 +33,7 @@ U64 = npt.NDArray[np.uint64]
 @dataclass(frozen=True, slots=True)
 class CountSettings:
     lag_ms: int = 10_000
-    """what is newer than this is not counted yet; as long as the pipeline is quicker, counts do not depend on its speed"""
+    """what is newer is not counted yet; as long as the pipeline is quicker, counts do not depend on its speed"""
     max_items: int = 1_000_000
     """items whose counts are kept in memory; beyond it new ones are not counted, and that is counted"""
 
