@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from state.counts import Counts
 from topics.ids import hash_id
 
 F32 = npt.NDArray[np.float32]
@@ -185,6 +186,8 @@ class ModelInfo:
     """p"""
     slots: tuple[str, ...] = SLOTS
     """slots that `vm_plus` was trained with; the others stay empty"""
+    rolling: bool = False
+    """whether the VM was trained with rolling counts and `score` should be given them"""
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -196,8 +199,9 @@ class Runtime(Protocol):
     device: str
     """what the session really runs on: "cpu" or "cuda:0" """
 
-    def score(self, batch: PairBatch) -> VmScores:
-        """Base VM over all pairs."""
+    def score(self, batch: PairBatch, counts: Counts | None = None) -> VmScores:
+        """Base VM over all pairs. `counts` of these pairs as of `batch.ts_ms` are heeded where `info.rolling`; None:
+        unknown."""
         ...
 
     def user_state(self, batch: PairBatch) -> F32:
@@ -217,11 +221,11 @@ class Runtime(Protocol):
         the row of each pair in `rows` [N]."""
         ...
 
-    def score_plus(self, batch: PairBatch, slots: Slots | FilledSlots) -> F32:
+    def score_plus(self, batch: PairBatch, slots: Slots | FilledSlots, counts: Counts | None = None) -> F32:
         """[N] logits with the slots; a pair whose slots are all empty gets exactly `score`'s logit (gating)."""
         ...
 
-    def score_both(self, batch: PairBatch, slots: Slots | FilledSlots) -> tuple[F32, F32]:
+    def score_both(self, batch: PairBatch, slots: Slots | FilledSlots, counts: Counts | None = None) -> tuple[F32, F32]:
         """[N] `score`'s logits and `score_plus`'s."""
         ...
 

@@ -19,7 +19,7 @@ import msgspec
 
 from models import onnxfile
 from models.api import SLOTS, FeatureSpec, ModelInfo
-from models.inputs import ALLOWED, BUCKETED, slot_width
+from models.inputs import ALLOWED, BUCKETED, COUNTED, slot_width
 from topics.errors import BundleError, SettingsError
 from topics.ids import hash_id
 
@@ -259,6 +259,7 @@ def model_info(m: Manifest) -> ModelInfo:
         dots=m.dims.dots,
         profile_dim=m.dims.profile,
         slots=tuple(s for s in SLOTS if s in m.slots),
+        rolling=any(i.source in COUNTED for g in m.graphs.values() for i in g.inputs.values()),
         extra={"slot_width": slot_width(m.slots, m.dims.embedding, m.dims.dots)},
     )
 

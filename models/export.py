@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from models.api import FeatureSpec, PairBatch
+from models.api import F32, FeatureSpec, PairBatch
 from models.bundle import MAX_BUCKETS, Input
-from models.inputs import BUCKETED, PER_ITEM, PER_PAIR, PLUS, BatchInputs
+from models.inputs import BUCKETED, PAIR_SOURCES, BatchInputs
 from models.probe import ROWS, probe_batch
+from models.rolling import ROLLING
 from topics.errors import BundleError
 
 OPSET = 18
@@ -30,6 +31,8 @@ VM = (
 IDS = {"item_id": ("item_bucket", MAX_BUCKETS), "history_id": ("history_bucket", MAX_BUCKETS)}
 """Inputs that are another source at a fixed number of buckets: so many that equal means the same item."""
 VM_PLUS = ("base_logit", "slots", "counters", "item_features")
+COUNTED = ("rolling",)
+"""behind `VM` and `VM_PLUS` in a VM with rolling counts"""
 
 
 def tensors(
@@ -47,6 +50,13 @@ def tensors(
         inputs.put(key, values)
     given = [given_input(s, buckets) for s in sources]
     return [torch.from_numpy(inputs.get(i.source, i.buckets)).to(device) for i in given]
+
+
+def made_up_rolling(rng: np.random.Generator, n: int) -> F32:
+    """[n, len(ROLLING)] rows to compare graphs on, some of them unknown."""
+    known = (rng.random((n, 1)) < 0.7).astype(np.float32)
+    out: F32 = np.concatenate([known, known * rng.normal(size=(n, len(ROLLING) - 1))], axis=1, dtype=np.float32)
+    return out
 
 
 def given_input(name: str, buckets: Mapping[str, int]) -> Input:
@@ -74,11 +84,11 @@ def export(
         extra = {
             "base_logit": rng.normal(size=n).astype(np.float32),
             "slots": rng.normal(size=(n, slot_width)).astype(np.float32),
+            "rolling": made_up_rolling(rng, n),
         }
         return tensors(batch, spec, topic_column, sources, buckets, extra)
 
-    per_pair = PER_PAIR | PER_ITEM | PLUS
-    axes = {s: {0: "pairs" if given_input(s, buckets).source in per_pair else "requests"} for s in sources}
+    axes = {s: {0: "pairs" if given_input(s, buckets).source in PAIR_SOURCES else "requests"} for s in sources}
     axes |= {o: {0: "requests" if o in ("profile", "state") else "pairs"} for o in outputs}
     buffer = io.BytesIO()
     with warnings.catch_warnings(), torch.no_grad():

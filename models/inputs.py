@@ -20,6 +20,8 @@ item_bucket          int64    [N] or [M]    1 + item hash % buckets
 item_code            float32  [N, 64] ...   fixed unit vector of the item
 item_features        float32  [N, c] ...    columns of `spec.item`
 counters             float32  [N, 8]        hand counters from the request's history (`kernels.COUNTERS`)
+rolling              float32  [N, 13]       rolling counts of item, user and pair (`models.rolling`), for `vm` and
+                                            `vm_plus`; zeros where there are none to ask
 base_logit           float32  [N]           the `vm` graph's logit (for `vm_plus`)
 slots                float32  [N, W]        `slot_columns`, for `vm_plus`
 ===================  =======  ============  ==========================================================================
@@ -36,6 +38,7 @@ import numpy.typing as npt
 from models import kernels
 from models.api import F32, I64, SLOTS, FeatureSpec, PairBatch, Slots
 from models.features import history_counters, rows
+from models.rolling import ROLLING
 
 Array = npt.NDArray[Any]
 
@@ -47,6 +50,8 @@ PER_REQUEST = frozenset(
 )  # fmt: skip
 PER_ITEM = frozenset({"item_bucket", "item_code", "item_features"})
 PER_PAIR = PER_ITEM | {"row", "counters"}
+COUNTED = frozenset({"rolling"})
+"""per pair, of the counts that `score` is given"""
 PLUS = frozenset({"base_logit", "slots"})
 BUCKETED = frozenset({"user_bucket", "history_bucket", "item_bucket"})
 INT64 = BUCKETED | {"history_kind", "row"}
@@ -55,10 +60,11 @@ ALLOWED = {
     "fm_pair": PER_REQUEST | PER_PAIR,
     "fm_user": PER_REQUEST,
     "fm_item": PER_ITEM,
-    "vm": PER_REQUEST | PER_PAIR,
-    "vm_plus": PER_REQUEST | PER_PAIR | PLUS,
+    "vm": PER_REQUEST | PER_PAIR | COUNTED,
+    "vm_plus": PER_REQUEST | PER_PAIR | COUNTED | PLUS,
 }
 """Sources that make sense for each graph."""
+PAIR_SOURCES = PER_PAIR | COUNTED | PLUS
 
 EXTRA = {"direct": 2, "topic": 3, "state": 2, "aggregate": 3, "similar": 3}
 """Columns of a slot beside its vector: flag, log1p of the age in seconds, and count (log1p) or similarity."""
@@ -79,6 +85,7 @@ def source_shape(source: str, spec: FeatureSpec, slot_width: int) -> tuple[int, 
         "item_code": (64,),
         "item_features": (c,),
         "counters": (len(kernels.COUNTERS),),
+        "rolling": (len(ROLLING),),
         "slots": (slot_width,),
     }
     return shapes.get(source, ())
@@ -140,7 +147,7 @@ class BatchInputs:
         self._made: dict[tuple[str, int], Array] = {}
 
     def put(self, source: str, values: Array) -> None:
-        """Sources that are not of the batch: `base_logit`, `slots`."""
+        """Sources that are not of the batch: `rolling`, `base_logit`, `slots`."""
         self._made[source, 0] = values
 
     def get(self, source: str, buckets: int = 0) -> Array:
@@ -165,6 +172,8 @@ class BatchInputs:
             return rows(batch)
         if source == "counters":
             return history_counters(batch, self._topic_column)
+        if source == "rolling":  # nobody put any: unknown
+            return np.zeros((batch.pairs, len(ROLLING)), np.float32)
         return item_source(source, buckets, batch.items, batch.item_features)
 
     def _history(self, source: str, buckets: int) -> Array:

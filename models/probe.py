@@ -10,6 +10,7 @@ import numpy as np
 from models.api import CATEGORY_BUCKETS, FeatureSpec, PairBatch, Slots
 from models.bundle import OUTPUTS, Bundle
 from models.inputs import INT64, source_shape
+from state.counts import Counts
 from topics.errors import BundleError
 
 ROWS = (1, 2, 1000)
@@ -117,7 +118,8 @@ def _check_signature(bundle: Bundle, name: str, session: Any) -> None:
 
 def _outputs(bundle: Bundle, runtime: Any, batch: PairBatch) -> dict[str, Any]:
     info, b, n = bundle.info, batch.requests, batch.pairs
-    scores = runtime.score(batch)
+    counts = _counts(batch)
+    scores = runtime.score(batch, counts)
     vectors, topics = runtime.item_vectors(batch.items, batch.item_features)
     state = runtime.user_state(batch)
     rng = np.random.default_rng(2)
@@ -133,9 +135,23 @@ def _outputs(bundle: Bundle, runtime: Any, batch: PairBatch) -> dict[str, Any]:
         "fm_user state": (state, (b, info.state_dim)),
         "fm_item vector": (vectors, (n, info.item_dim if "fm_item" in bundle.graphs else 0)),
         "fm_item topic": (topics, (n,)),
-        "vm_plus logit": (runtime.score_plus(batch, slots), (n,)),
+        "vm_plus logit": (runtime.score_plus(batch, slots, counts), (n,)),
     }
     for key, (values, shape) in out.items():
         if values.shape != shape:
             raise BundleError(f"{bundle.path}: {key} has shape {values.shape} on {n} probe rows, expected {shape}")
     return {key: values for key, (values, _) in out.items()}
+
+
+def _counts(batch: PairBatch) -> Counts:
+    """Every other request has counts, the same ones for the same pair of any batch."""
+    counts = Counts.unknown(batch.requests, batch.pairs)
+    counts.known[::2] = True
+    for k, values in enumerate((counts.item_shown_day, counts.item_shown_hour, counts.item_clicked_day)):
+        values[:] = batch.items % np.uint64(10 ** (6 - k))
+    counts.pair_shown[:] = batch.items % np.uint64(50)
+    counts.pair_clicked[:] = batch.items % np.uint64(3)
+    counts.pair_ts_ms[:] = np.where(counts.pair_shown > 0, np.repeat(batch.ts_ms, np.diff(batch.splits)) - 90_000, -1)
+    counts.user_shown[:] = batch.users % np.uint64(2_000)
+    counts.user_clicked[:] = batch.users % np.uint64(40)
+    return counts

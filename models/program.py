@@ -21,8 +21,8 @@ from torch import nn
 
 from models.api import FeatureSpec
 from models.bundle import Input
-from models.export import given_input, tensors
-from models.inputs import PER_ITEM, PER_PAIR, PLUS
+from models.export import given_input, made_up_rolling, tensors
+from models.inputs import PAIR_SOURCES
 from models.probe import ROWS, probe_batch
 from topics.errors import BundleError
 
@@ -60,13 +60,13 @@ def export_program(
         extra = {
             "base_logit": rng.normal(size=n).astype(np.float32),
             "slots": rng.normal(size=(n, slot_width)).astype(np.float32),
+            "rolling": made_up_rolling(rng, n),
         }
         return tuple(tensors(batch, spec, topic_column, sources, buckets, extra))
 
     inputs = [given_input(s, buckets) for s in sources]
     pairs, requests = torch.export.Dim("pairs", min=1), torch.export.Dim("requests", min=1)
-    per_pair = PER_PAIR | PER_ITEM | PLUS
-    shapes = tuple({0: pairs if i.source in per_pair else requests} for i in inputs)
+    shapes = tuple({0: pairs if i.source in PAIR_SOURCES else requests} for i in inputs)
     with torch.no_grad():
         program = torch.export.export(_Positional(module), example(50), dynamic_shapes=(shapes,), strict=False)
     named = {INPUTS: msgspec.json.encode(inputs).decode(), OUTPUTS: msgspec.json.encode(list(outputs)).decode()}

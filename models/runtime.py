@@ -18,14 +18,15 @@ import numpy as np
 from models.api import F32, I32, I64, SLOTS, U32, U64, FilledSlots, PairBatch, Slots, VmScores
 from models.bundle import Bundle, Graph, load_bundle
 from models.features import requests, select
-from models.inputs import PER_PAIR, PLUS, Array, BatchInputs, any_slot, item_source, slot_columns
+from models.inputs import PAIR_SOURCES, Array, BatchInputs, any_slot, item_source, slot_columns
+from models.rolling import rolling_features
+from state.counts import Counts
 from topics.errors import BundleError, DeviceError
 
 log = logging.getLogger(__name__)
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider", "tensorrt": "TensorrtExecutionProvider"}
 _OUT_OF_MEMORY = ("failed to allocate memory", "out of memory", "cuda_error_out_of_memory", "bad_alloc")
-_PAIR_SOURCES = PER_PAIR | PLUS
 
 
 def open_runtime(path: Path | str, device: str = "cpu", threads: int = 1, **options: Any) -> OnnxRuntime:
@@ -75,9 +76,18 @@ class OnnxRuntime:
             name: _session(name, data, kind, index, threads, gpu_memory_bytes) for name, data in bundle.graphs.items()
         }
 
-    def score(self, batch: PairBatch) -> VmScores:
+    def score(self, batch: PairBatch, counts: Counts | None = None) -> VmScores:
+        return self._score(batch, self._counted(batch, counts))
+
+    def _counted(self, batch: PairBatch, counts: Counts | None) -> dict[str, Array]:
+        if counts is None or not self.info.rolling:
+            return {}
+        return {"rolling": rolling_features(counts, batch.splits, batch.ts_ms)}
+
+    def _score(self, batch: PairBatch, counted: dict[str, Array]) -> VmScores:
         logits, profiles = [], []
-        for part, outputs in self._over("vm", batch, ("logit", "profile") if self._dims.profile else ("logit",)):
+        wanted = ("logit", "profile") if self._dims.profile else ("logit",)
+        for part, outputs in self._over("vm", batch, wanted, counted):
             logits.append(outputs[0])
             if self._dims.profile and part.first:
                 profiles.append(outputs[1])
@@ -136,11 +146,12 @@ class OnnxRuntime:
             d.heads, d.head_dim, d.towers, d.tower_dim,
         )  # fmt: skip
 
-    def score_plus(self, batch: PairBatch, slots: Slots | FilledSlots) -> F32:
-        return self.score_both(batch, slots)[1]
+    def score_plus(self, batch: PairBatch, slots: Slots | FilledSlots, counts: Counts | None = None) -> F32:
+        return self.score_both(batch, slots, counts)[1]
 
-    def score_both(self, batch: PairBatch, slots: Slots | FilledSlots) -> tuple[F32, F32]:
-        base = self.score(batch).logit
+    def score_both(self, batch: PairBatch, slots: Slots | FilledSlots, counts: Counts | None = None) -> tuple[F32, F32]:
+        counted = self._counted(batch, counts)
+        base = self._score(batch, counted).logit
         if "vm_plus" not in self._graphs or not batch.pairs:
             return base, base
         if isinstance(slots, FilledSlots):
@@ -152,7 +163,7 @@ class OnnxRuntime:
         if columns is None:
             assert isinstance(slots, Slots)
             columns = slot_columns(slots, self.info.slots)
-        extra = {"slots": columns, "base_logit": base}
+        extra = {"slots": columns, "base_logit": base, **counted}
         parts = [outputs[0] for _, outputs in self._over("vm_plus", batch, ("logit",), extra)]
         plus = _cat(parts, (0,))
         # Gating: a pair of which nothing is known has the base logit to the bit, and so has one whose logit is not
@@ -208,7 +219,7 @@ class OnnxRuntime:
     def _run(self, name: str, inputs: BatchInputs, outputs: Sequence[str], b: int, n: int) -> list[Array]:
         graph: Graph = self._graphs[name]
         feed = {key: inputs.get(i.source, i.buckets) for key, i in graph.inputs.items()}
-        per_pair = {key for key, i in graph.inputs.items() if i.source in _PAIR_SOURCES}
+        per_pair = {key for key, i in graph.inputs.items() if i.source in PAIR_SOURCES}
         return self._run_feed(name, feed, outputs, b, n, per_pair)
 
     def _run_feed(
