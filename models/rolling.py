@@ -26,11 +26,11 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
 
 from models.api import F32, I64, U32
 from state.counts import Counts
+from state.jit import kernel
 
 ROLLING = (
     "known",
@@ -73,21 +73,21 @@ def pick(counts: Counts, rows: I64, pairs: I64) -> Counts:
     )  # fmt: skip
 
 
-@numba.njit(cache=True)
-def _log(n: int, logs: F32) -> np.float32:
+@kernel
+def _log(n: np.int64, logs: F32) -> np.float32:
     return logs[n] if n < len(logs) else np.float32(math.log1p(n))
 
 
-@numba.njit(cache=True)
-def _count(out: F32, at: int, shown: int, clicked: int, logs: F32) -> None:
+@kernel
+def _count(out: F32, at: int, shown: np.int64, clicked: np.int64, logs: F32) -> None:
     """shown, clicked, rate"""
     clicks = _log(clicked, logs)
     out[at] = _log(shown, logs)
     out[at + 1] = clicks
-    out[at + 2] = (clicks - _log(shown + PRIOR_SHOWN - 1, logs)) + _log(PRIOR_SHOWN - 1, logs)
+    out[at + 2] = (clicks - _log(shown + PRIOR_SHOWN - 1, logs)) + logs[PRIOR_SHOWN - 1]
 
 
-@numba.njit(cache=True)
+@kernel
 def _fill(
     splits: I64, now_ms: I64, known: np.ndarray, item_shown_hour: U32, item_clicked_hour: U32, item_shown_day: U32,
     item_clicked_day: U32, pair_shown: U32, pair_clicked: U32, pair_ts_ms: I64, user_shown: U32, user_clicked: U32,

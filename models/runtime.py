@@ -188,7 +188,9 @@ class OnnxRuntime:
                     getattr(slots, name + "_age_ms")[:] = 0
                 if self.info.state_dim:
                     self.dots(np.zeros((b, self.info.state_dim), np.float32), vectors, batch.splits)
-                self.score_plus(batch, slots)
+                counts = Counts.unknown(b, n)
+                counts.known[:] = True
+                self.score_plus(batch, slots, counts)
         self.non_finite = 0
 
     def close(self) -> None:
