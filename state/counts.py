@@ -21,7 +21,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-BUCKET_MS = 300_000
+from topics.packed_counts import BUCKET_MS as BUCKET_MS
+
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 

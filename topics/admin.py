@@ -32,7 +32,10 @@ from topics.kafka import KafkaSettings, group_name
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 15.0
-ROLES = ("verifier", "embedder", "ranker", "monitor")
+ROLES = ("verifier", "embedder", "ranker", "monitor", "counter", "counter-clicks")
+"""consumer groups"""
+OPTIONAL = ("counter", "counter-clicks")
+"""groups that many installations never have: without a commit they have no lag"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +194,11 @@ def describe(kafka: KafkaSettings, names: Iterable[str] | None = None) -> list[T
                 low, high = clients.watermarks(any_reader, name, tp.partition, TIMEOUT_S)
                 state.partitions.append(PartitionState(tp.partition, low, high, {}))
             for role, reader in readers.items():
-                if parts and role in c.reads:
-                    for tp in reader.committed(parts, timeout=TIMEOUT_S):
+                if parts and role in c.reads.split(", "):
+                    committed = reader.committed(parts, timeout=TIMEOUT_S)
+                    if role in OPTIONAL and all(tp.offset < 0 for tp in committed):
+                        continue
+                    for tp in committed:
                         s = state.partitions[tp.partition]
                         s.lag[role] = max(0, s.high - (tp.offset if tp.offset >= 0 else s.low))
             out.append(state)

@@ -68,15 +68,22 @@ import numpy.typing as npt
 
 from topics.errors import DecodeError
 from topics.events import MAX_TS, MIN_TS
+from topics.packed_format import (
+    MAGIC,
+    VERSION,
+    Bytes,
+    check_head,
+    check_size,
+    check_time,
+    column_bytes,
+    joined,
+    packed_head,
+)
 
-MAGIC = b"SLR"
 KIND_PRECOMPUTE = ord("P")
 KIND_EMBEDDING = ord("E")
-VERSION = 1
 FLAG_INT8 = 1
-MAX_RECORD_BYTES = 8 << 20
 
-_HEAD = struct.Struct("<3sBBBH")
 _P = struct.Struct("<3sBBBHQqQIIHHHH")
 _E = struct.Struct("<3sBBBHQqQQIHHHHI")
 assert _P.size == 48
@@ -86,7 +93,6 @@ _ONE = np.uint64(1)
 _EXPONENT_16 = np.uint16(0x7C00)
 _EXPONENT_32 = np.uint32(0x7F800000)
 
-Bytes = bytes | bytearray | memoryview
 F32 = npt.NDArray[np.float32]
 F16 = npt.NDArray[np.float16]
 I64 = npt.NDArray[np.int64]
@@ -150,21 +156,21 @@ def encode_precompute(r: PrecomputeRequest) -> bytes:
     event_id = r.event_id.encode()
     if r.item_features.shape != (c, n) or len(r.scores) != n or len(r.history_ts) != h or len(r.history_kind) != h:
         raise ValueError("precompute columns do not line up")
-    head = _packed_head(
+    head = packed_head(
         _P, MAGIC, KIND_PRECOMPUTE, VERSION, 0, 0,
         r.user, r.ts_ms, r.spec, n, h, len(r.request_features), c, len(r.profile), len(event_id),
     )  # fmt: skip
-    return _joined(
+    return joined(
         (
             head,
-            _bytes(r.items, "<u8"),
-            _bytes(r.history, "<u8"),
-            _bytes(r.history_ts, "<i8"),
-            _bytes(r.scores, "<f4"),
-            _bytes(r.item_features, "<f4"),
-            _bytes(r.request_features, "<f4"),
-            _bytes(r.profile, "<f4"),
-            _bytes(r.history_kind, "u1"),
+            column_bytes(r.items, "<u8"),
+            column_bytes(r.history, "<u8"),
+            column_bytes(r.history_ts, "<i8"),
+            column_bytes(r.scores, "<f4"),
+            column_bytes(r.item_features, "<f4"),
+            column_bytes(r.request_features, "<f4"),
+            column_bytes(r.profile, "<f4"),
+            column_bytes(r.history_kind, "u1"),
             event_id,
         )
     )
@@ -172,11 +178,11 @@ def encode_precompute(r: PrecomputeRequest) -> bytes:
 
 def decode_precompute(data: Bytes | None) -> PrecomputeRequest:
     """Views into `data`; nothing is copied but the event id. Raises `DecodeError`."""
-    data = _check_head(data, KIND_PRECOMPUTE, _P.size, flags_known=0)
+    data = check_head(data, KIND_PRECOMPUTE, _P.size, flags_known=0)
     _, _, _, _, _, user, ts, spec, n, h, r, c, p, k = _P.unpack_from(data, 0)
     want = _P.size + 8 * n + 16 * h + 4 * n + 4 * c * n + 4 * r + 4 * p + h + k
-    _check_size(data, want)
-    _check_time(ts)
+    check_size(data, want)
+    check_time(ts)
     o = _P.size
     items = np.frombuffer(data, "<u8", n, o)
     o += 8 * n
@@ -224,20 +230,20 @@ def encode_embedding(e: EmbeddingChunk) -> bytes:
     if n > 1 and not bool((e.items[1:] > e.items[:-1]).all()):
         raise ValueError("item hashes are not strictly ascending")
     event_id = e.event_id.encode()
-    head = _packed_head(
+    head = packed_head(
         _E, MAGIC, KIND_EMBEDDING, VERSION, FLAG_INT8 if int8 else 0, 0,
         e.user, e.ts_ms, e.model, e.fingerprint, n, e.vectors.shape[1], len(e.state), len(e.profile),
         len(event_id), 0,
     )  # fmt: skip
-    return _joined(
+    return joined(
         (
             head,
-            _bytes(e.items, "<u8"),
-            _bytes(e.topics, "<u4"),
-            b"" if e.scales is None else _bytes(e.scales, "<f4"),
-            _bytes(e.vectors, "i1" if int8 else "<f2"),
-            _bytes(e.state, "<f2"),
-            _bytes(e.profile, "<f2"),
+            column_bytes(e.items, "<u8"),
+            column_bytes(e.topics, "<u4"),
+            b"" if e.scales is None else column_bytes(e.scales, "<f4"),
+            column_bytes(e.vectors, "i1" if int8 else "<f2"),
+            column_bytes(e.state, "<f2"),
+            column_bytes(e.profile, "<f2"),
             event_id,
         )
     )
@@ -245,12 +251,12 @@ def encode_embedding(e: EmbeddingChunk) -> bytes:
 
 def decode_embedding(data: Bytes | None) -> EmbeddingChunk:
     """Views into `data`; nothing is copied but the event id. Raises `DecodeError`."""
-    data = _check_head(data, KIND_EMBEDDING, _E.size, flags_known=FLAG_INT8)
+    data = check_head(data, KIND_EMBEDDING, _E.size, flags_known=FLAG_INT8)
     _, _, _, flags, _, user, ts, model, fingerprint, n, d, s, p, k, _ = _E.unpack_from(data, 0)
     int8 = bool(flags & FLAG_INT8)
     want = _E.size + 12 * n + (4 * n + n * d if int8 else 2 * n * d) + 2 * s + 2 * p + k
-    _check_size(data, want)
-    _check_time(ts)
+    check_size(data, want)
+    check_time(ts)
     o = _E.size
     items = np.frombuffer(data, "<u8", n, o)
     o += 8 * n
@@ -279,57 +285,6 @@ def decode_embedding(data: Bytes | None) -> EmbeddingChunk:
     return EmbeddingChunk(
         user, ts, model, fingerprint, items, topics, vectors, scales, state, profile, _event_id(data, o)
     )
-
-
-def _packed_head(layout: struct.Struct, *fields: Any) -> bytes:
-    try:
-        return layout.pack(*fields)
-    except struct.error as e:
-        raise ValueError(f"a field does not fit the format: {e}") from None
-
-
-def _joined(parts: tuple[bytes, ...]) -> bytes:
-    record = b"".join(parts)
-    if len(record) > MAX_RECORD_BYTES:
-        raise ValueError(f"{len(record)} bytes, a record has at most {MAX_RECORD_BYTES}")
-    return record
-
-
-def _bytes(a: npt.NDArray[Any], dtype: str) -> bytes:
-    return np.ascontiguousarray(a, dtype=dtype).tobytes()
-
-
-def _check_head(data: Bytes | None, kind: int, size: int, flags_known: int) -> Bytes:
-    if not data:
-        raise DecodeError("empty", "the record has no value")
-    if len(data) > MAX_RECORD_BYTES:
-        raise DecodeError("too_large", f"{len(data)} bytes, at most {MAX_RECORD_BYTES}")
-    if len(data) < _HEAD.size:
-        raise DecodeError("truncated", f"{len(data)} bytes, a header has {size}")
-    magic, got_kind, version, flags, _ = _HEAD.unpack_from(data, 0)
-    if magic != MAGIC:
-        raise DecodeError("wrong_magic", f"begins with {bytes(data[:3])!r}, expected {MAGIC!r}")
-    if got_kind != kind:
-        raise DecodeError("wrong_kind", f"kind {chr(got_kind)!r}, expected {chr(kind)!r}")
-    if version > VERSION or version == 0:
-        raise DecodeError("newer_version", f"format version {version}, this program reads up to {VERSION}")
-    if flags & ~flags_known:
-        raise DecodeError("unknown_flags", f"flags {flags:#x}, this program knows {flags_known:#x}")
-    if len(data) < size:
-        raise DecodeError("truncated", f"{len(data)} bytes, a header has {size}")
-    return data
-
-
-def _check_size(data: Bytes, want: int) -> None:
-    if len(data) < want:
-        raise DecodeError("truncated", f"{len(data)} bytes, the header announces {want}")
-    if len(data) > want:
-        raise DecodeError("trailing_bytes", f"{len(data)} bytes, the header announces {want}")
-
-
-def _check_time(ts: int) -> None:
-    if not MIN_TS <= ts <= MAX_TS:
-        raise DecodeError("time_out_of_range", f"event time {ts} ms; expected {MIN_TS}..{MAX_TS}")
 
 
 def _check_f32(what: str, data: Bytes, count: int, offset: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, Message, TopicPartition
 
-from topics import dlq, packed
+from topics import dlq, packed, packed_counts
 from topics.admin import partition_counts
 from topics.contracts import BY_NAME
 from topics.dlq import DeadLetter
@@ -190,6 +190,10 @@ def value_of(record: Record) -> Any:
         return _precompute(packed.decode_precompute(record.value))
     if kind == "packed embedding chunk":
         return _embedding(packed.decode_embedding(record.value))
+    if kind == "packed count chunk":
+        return _count(packed_counts.decode_count(record.value))
+    if kind == "packed item deltas":
+        return _item_deltas(packed_counts.decode_items(record.value))
     if record.topic == "dlq":
         return _readable(record.value)
     try:
@@ -317,6 +321,24 @@ def _embedding(e: packed.EmbeddingChunk) -> dict[str, Any]:
     }
 
 
+def _count(c: packed_counts.CountChunk) -> dict[str, Any]:
+    return {
+        "user": f"{c.user:016x}",
+        "ts": c.ts_ms,
+        "what": "clicked" if c.clicked else "shown",
+        "items": [f"{i:016x}" for i in c.items.tolist()],
+    }
+
+
+def _item_deltas(d: packed_counts.ItemDeltas) -> dict[str, Any]:
+    return {
+        "ts": d.bucket_ms,
+        "items": [f"{i:016x}" for i in d.items.tolist()],
+        "shown": d.shown.tolist(),
+        "clicked": d.clicked.tolist(),
+    }
+
+
 def _short(record: Record, value: Any) -> str:
     if record.topic == "dlq":
         letter = dead_letter_of(record)
@@ -364,6 +386,11 @@ def _short_precompute(v: dict[str, Any]) -> str:
     return f"{v['id']}: {len(pairs)} pairs, history of {len(v['history'])}, {_some(pairs)}"
 
 
+def _short_item_deltas(v: dict[str, Any]) -> str:
+    each = [f"{i[:8]} +{s}/+{c}" for i, s, c in zip(v["items"], v["shown"], v["clicked"], strict=True)]
+    return f"{len(each)} items, shown {sum(v['shown'])}, clicked {sum(v['clicked'])}: {_some(each)}"
+
+
 _SHORT = {
     "candidates": lambda v: f"{v['id']}: {len(v['items'])} items, {_some(v['items'])}",
     "impressions": lambda v: f"{v['id']}: {len(v['ads'])} ads, {_some(v['ads'])}",
@@ -371,4 +398,6 @@ _SHORT = {
     "ranked-ads": _short_ranked,
     "embeddings": _short_embedding,
     "precompute": _short_precompute,
+    "counts": lambda v: f"{len(v['items'])} {v['what']}, items {_some([i[:8] for i in v['items']])}",
+    "item-counts": _short_item_deltas,
 }

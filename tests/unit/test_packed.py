@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from topics import packed
+from topics import packed, packed_format
 from topics.errors import DecodeError
 from topics.events import MAX_TS
 from topics.packed import EmbeddingChunk, PrecomputeRequest
@@ -251,7 +251,7 @@ def test_no_value(data: Any) -> None:
 def test_too_large_is_named_before_anything_is_read() -> None:
     for decode in DECODERS:
         with pytest.raises(DecodeError) as e:
-            decode(bytes(packed.MAX_RECORD_BYTES + 1))
+            decode(bytes(packed_format.MAX_RECORD_BYTES + 1))
         assert e.value.reason == "too_large"
 
 
