@@ -13,6 +13,9 @@ both). A cached chunk at byte offset c (a multiple of 8) is
     c + 24        the record as it came (`topics.packed`, kind ``E``), 56-byte header first
     ======  ====  =================================================================
 
+Of a record the arena itself needs the user (word 1), the event time (word 2) and its size, so it takes those of kind
+``C`` (`topics.packed_counts`) too; `state.count_kernels` looks them up.
+
 A user's head is the byte offset of a chunk, `EMPTY` (known to have none) or `ABSENT` (may have some on disk). A user
 that is not in the table has none while the arena is `COMPLETE`, else it may have some.
 
@@ -282,6 +285,8 @@ def admit(users, chunk_splits, offsets, starts, chunks, buf, keys, heads, refs, 
 @kernel
 def _kept(chunks, w):
     """Bytes of the record at word w without its event id, padded to 8."""
+    if (chunks[w] >> np.uint64(24)) & np.uint64(0xFF) == np.uint64(0x43):
+        return 32 + 8 * np.int64(chunks[w + 3] & _M32)
     n, d, s, p = _lengths(chunks, w)
     size = 56 + 12 * n + ((4 + d) * n if _is_int8(chunks, w) else 2 * n * d) + 2 * s + 2 * p
     return (size + 7) & ~7
@@ -319,6 +324,13 @@ def ensure(users, start, keys, heads, refs, ring, missing):
         missing[n] = b
         n += 1
     return n
+
+
+@kernel
+def heads_of(users, first, last, keys, heads, out):
+    """The head of each of users[first:last], into `out` (int64[B])."""
+    for b in range(first, last):
+        out[b] = heads[slot(keys, users[b])]
 
 
 @kernel

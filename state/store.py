@@ -6,7 +6,7 @@ import heapq
 import itertools
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,24 @@ from state import database, kernels, metadata, segments, warm
 from state.answers import unfilled_lookup
 from state.api import I64, U32, U64, ApplyResult, ChangelogRecord, Lookup, StoreDims, StoreSettings
 from state.cache import Arena, Loaded, UserCache, arena_of
-from state.chunk import KEY, USER, parse_batch
+from state.chunk import KEY, USER, Batch, parse_batch
 from topics.errors import SettingsError, StoreError, StoreFull
 
 log = logging.getLogger(__name__)
 
+Parser = Callable[[Sequence[ChangelogRecord]], Batch]
 _SPARE_BYTES = 8 << 20
 _PRELOAD_CHUNKS = 1000
 
 
 class RocksStore:
-    """An `EmbeddingStore`. Methods may be called from several threads; they take turns."""
+    """An `EmbeddingStore`. Methods may be called from several threads; they take turns.
 
-    def __init__(self, path: Path | str, settings: StoreSettings = StoreSettings()) -> None:
+    `parse` checks what is written and says what its records are: embedding chunks, unless told otherwise."""
+
+    def __init__(
+        self, path: Path | str, settings: StoreSettings = StoreSettings(), parse: Parser = parse_batch
+    ) -> None:
         for key in ("ttl_ms", "window_ms", "segments_per_ttl", "cache_bytes"):
             if getattr(settings, key) <= 0:
                 raise SettingsError(f"store.{key}", getattr(settings, key), "must be above 0")
@@ -39,6 +44,7 @@ class RocksStore:
             raise SettingsError("store.grace_ms", settings.grace_ms, "must not be below 0")
         self.path = Path(path)
         self.settings = settings
+        self._parse = parse
         self._times = segments.Times.of(settings)
         self._turn = threading.RLock()
         self._counts = dict.fromkeys(("applied", "pairs", "expired", "rejected", "segments_dropped"), 0)
@@ -120,7 +126,7 @@ class RocksStore:
         """
         with self._turn:
             db = self._opened()
-            batch = parse_batch(records)
+            batch = self._parse(records)
             alive = ~(batch.ts_ms + self._times.horizon <= self._floor)
             expired = len(alive) - int(alive.sum())
             if expired:
@@ -175,6 +181,18 @@ class RocksStore:
                     f"{len(topics)} topics: expected B, B + 1, B; N, N"
                 )
             out = unfilled_lookup(len(users), len(items), dims)
+            self.visit(
+                users, lambda arena, first, last: self.answer(
+                    arena, users, splits, items, topics, now, model, dims, out, first, last
+                )
+            )  # fmt: skip
+            return out
+
+    def visit(self, users: U64, look: Callable[[Arena, int, int], None]) -> None:
+        """Calls look(arena, first, last) for runs of `users` that make up all of them, in order: the arena has all
+        chunks of users[first:last] that are not dead."""
+        with self._turn:
+            self._opened()
             missing = np.empty(len(users), np.int64)
             start = 0
             while start < len(users):
@@ -185,9 +203,13 @@ class RocksStore:
                     self._read_user(int(users[start]), loaded)
                     arena = arena_of(loaded)
                     end = start + 1
-                self.answer(arena, users, splits, items, topics, now, model, dims, out, start, end)
+                look(arena, start, end)
                 start = end
-            return out
+
+    @property
+    def floor_ms(self) -> int:
+        """Chunks that died before this time are as if they were gone."""
+        return self._floor
 
     def _load(self, users: U64, start: int, missing: I64) -> int:
         """Brings users[start:end] into the cache and returns end: the first one without room, or all."""
@@ -462,9 +484,9 @@ def _order(name: str) -> tuple[int, int]:
     return (1 << 62, 0) if segment is None else (segment.start_ms, segment.length_ms)
 
 
-def open_store(path: Path | str, settings: StoreSettings = StoreSettings()) -> RocksStore:
+def open_store(path: Path | str, settings: StoreSettings = StoreSettings(), parse: Parser = parse_batch) -> RocksStore:
     """Opens or makes the store in `path`; what is done with what lies there: `state.database`.
 
     Raises `StoreLocked`, `StoreFormatError`, `StoreFull`, `StoreError`, `SettingsError`.
     """
-    return RocksStore(path, settings)
+    return RocksStore(path, settings, parse)

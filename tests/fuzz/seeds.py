@@ -19,6 +19,7 @@ from streams.settings import DEMO_BUNDLE
 from streams.verifier import Verifier
 from topics.events import Candidates, Event, encode
 from topics.packed import EmbeddingChunk, encode_embedding, encode_precompute
+from topics.packed_counts import CountChunk, ItemDeltas, encode_count, encode_items
 from topics.simulator import preset, simulate
 
 RANKED = (
@@ -94,6 +95,8 @@ def seeds(target: str) -> list[bytes]:
         return list(_requests())
     if target == "embedding":
         return list(_chunks())
+    if target == "counts":
+        return list(_counts())
     if target == "headers":
         return [
             b"u1\x00{}\x00wrong_type\x00what was wrong\x00solaris.candidates\x003\x0017\x001\x00\x00",
@@ -102,7 +105,7 @@ def seeds(target: str) -> list[bytes]:
             + b"\x00too_large\x00\xff\x00x\x00-1\x0099999999999999999999\x002\x005\x00parked\x00\x00o",
         ]
     if target == "shown":
-        packed = [*islice(_requests(), 2), *islice(_chunks(), 2)]
+        packed = [*islice(_requests(), 2), *islice(_chunks(), 2), *_counts()]
         return [*lines[:4], RANKED, *packed, b"-15m", b"2019-11-14T03:00:00Z", b"1.5h", b"carry+touched:5+popular:50"]
     if target == "monitored":
         return [
@@ -144,6 +147,13 @@ def _requests() -> Iterator[bytes]:
     events = [e for e in simulate(preset("tiny")) if isinstance(e, Candidates)][:3]
     for q in verifier.process(events, [0] * len(events)):
         yield encode_precompute(q)
+
+
+def _counts() -> Iterator[bytes]:
+    items, twos = np.array([3, 9], np.uint64), np.array([1, 2], np.uint32)
+    for clicked in (False, True):
+        yield encode_count(CountChunk(5, 1_767_225_600_000, clicked, items[::-1].copy()))
+    yield encode_items(ItemDeltas(1_767_225_600_000, items, twos, twos))
 
 
 def _chunks() -> Iterator[bytes]:

@@ -33,7 +33,7 @@ from streams.monitor.blocks import Blocks
 from streams.monitor.processes import Processes
 from streams.settings import DEMO_BUNDLE, SPECS, load
 from streams.step import Record
-from topics import dlq, events, packed, replay_records, tail
+from topics import dlq, events, packed, packed_counts, replay_records, tail
 from topics.contracts import BY_NAME
 from topics.errors import BundleError, DecodeError, InvalidEvent, SettingsError, StoreError
 from topics.events import Rejected
@@ -150,6 +150,16 @@ def embedding(data: bytes) -> None:
         assert int(batch.users[0]) == strict.user
         assert int(batch.ts_ms[1]) == strict.ts_ms
         assert int(batch.pairs[0]) == len(strict.items)
+
+
+def counts(data: bytes) -> None:
+    """Records of the rolling counts: what is let through is the same record again, but for the reserved bytes."""
+    with contextlib.suppress(DecodeError):
+        chunk = packed_counts.encode_count(packed_counts.decode_count(data))
+        assert (chunk[8:28], chunk[32:]) == (data[8:28], data[32:])
+    with contextlib.suppress(DecodeError):
+        deltas = packed_counts.encode_items(packed_counts.decode_items(data))
+        assert (deltas[8:20], deltas[24:]) == (data[8:20], data[24:])
 
 
 def headers(data: bytes) -> None:
@@ -363,6 +373,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "keyed": keyed,
     "precompute": precompute,
     "embedding": embedding,
+    "counts": counts,
     "headers": headers,
     "shown": shown,
     "monitored": monitored,
