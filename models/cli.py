@@ -16,6 +16,9 @@ def train(
     out: Annotated[Path, typer.Option(help="Bundle folder to write", show_default=False)],
     preset: Annotated[str, typer.Option(help="Size of the FM: tiny, small, large, xl")] = "small",
     vm: Annotated[str, typer.Option(help="VM: weak, or strong (sees matches with the request's history)")] = "weak",
+    counters: Annotated[
+        str, typer.Option(help="Counters of the stream that the VM sees: none, or rolling (see docs/models.md)")
+    ] = "none",
     topic: Annotated[
         str | None, typer.Option(help="Item category whose values are the topics", show_default="inferred")
     ] = None,
@@ -45,8 +48,8 @@ def train(
     from models.train import train as run
 
     settings = TrainSettings(
-        preset=preset, vm=vm, seed=seed, epochs=epochs, soft_weight=soft_labels, int8=int8, device=device,
-        threads=threads, name=name, version=version,
+        preset=preset, vm=vm, counters=counters, seed=seed, epochs=epochs, soft_weight=soft_labels, int8=int8,
+        device=device, threads=threads, name=name, version=version,
     )  # fmt: skip
     with _Bars(quiet=as_json) as bars:
         bars("reading the log", 0, 1)
@@ -142,6 +145,8 @@ def show(
         f"  history {m.spec.history_length}, topic {m.spec.topic or 'none'}, slots {', '.join(m.slots) or 'none'}"
     )
     typer.echo(f"  embedding {m.dims.embedding}, state {m.dims.state}, item {m.dims.item}, profile {m.dims.profile}")
+    if bundle.info.rolling:
+        typer.echo("  the VM sees rolling counts")
     for name, graph in m.graphs.items():
         typer.echo(f"  {name}: {graph.bytes:,} bytes, inputs {', '.join(graph.inputs)}")
     for model, figures in m.training.get("test", {}).items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from models.api import F32, Feature, FeatureSpec, PairBatch
+from models.api import F32, I64, U64, Feature, FeatureSpec, PairBatch
 from models.catalogue import Catalogue
 from models.features import Encoder, concat
 from topics.errors import ContractError
 from topics.events import Candidates, Event, FeatureValue, Feedback, Impression, Item
-from topics.ids import IdHasher
+from topics.ids import IdHasher, ItemId
 
 CHUNK = 4096
 """events encoded at a time"""
@@ -25,6 +25,30 @@ INFERRED_FROM = 20_000
 MAX_FEATURES = 32
 RESERVED = ("history", "history_ts", "history_kind")
 TOPIC_NAMES = ("category", "topic", "genre")
+
+
+@dataclass(slots=True)
+class AdEvents:
+    """Ads of E events, each at its own event time, in the order of the log: what rolling counts count."""
+
+    users: U64
+    """[E]"""
+    ts_ms: I64
+    """[E]"""
+    splits: I64
+    """[E+1]"""
+    items: U64
+
+    @classmethod
+    def of(cls, events: Sequence[tuple[str, int, list[ItemId]]], hasher: IdHasher) -> AdEvents:
+        """From (user, event time, items) of each event."""
+        splits = np.zeros(len(events) + 1, np.int64)
+        np.cumsum([len(items) for _, _, items in events], out=splits[1:])
+        items = np.empty(int(splits[-1]), np.uint64)
+        for k, (_, _, ids) in enumerate(events):
+            items[splits[k] : splits[k + 1]] = hasher.many(ids)
+        users = hasher.many([user for user, _, _ in events])
+        return cls(users, np.array([ts for _, ts, _ in events], np.int64), splits, items)
 
 
 @dataclass(slots=True)
@@ -43,6 +67,10 @@ class Dataset:
     """sha256 of the file, for the manifest"""
     without_feedback: int
     """impressions left out because the log says nothing of what came of them"""
+    shown: AdEvents
+    """every impression of the log, those left out among them"""
+    clicks: AdEvents
+    """every feedback"""
 
 
 def load(
@@ -69,6 +97,7 @@ def build(events: Iterable[Event], spec: FeatureSpec, digest: str = "") -> Datas
     shown: list[Impression] = []
     offered: list[Candidates] = []
     items: list[Item] = []
+    clicks: list[tuple[str, int, list[ItemId]]] = []
     outcome: dict[str, Feedback] = {}
     for event in events:
         if isinstance(event, Impression):
@@ -77,6 +106,7 @@ def build(events: Iterable[Event], spec: FeatureSpec, digest: str = "") -> Datas
             offered.append(event)
         elif isinstance(event, Feedback):
             outcome[event.id] = event
+            clicks.append((event.user, event.ts, event.clicked))
         else:
             items.append(event)
     catalogue = Catalogue(spec)
@@ -99,7 +129,10 @@ def build(events: Iterable[Event], spec: FeatureSpec, digest: str = "") -> Datas
         if feedback.converted:
             converted[pairs] = np.isin(impressions.items[pairs], hasher.many(feedback.converted))
     candidates = concat([encoder.candidates(offered[i : i + CHUNK]) for i in range(0, max(len(offered), 1), CHUNK)])
-    return Dataset(spec, catalogue, impressions, clicked, converted, candidates, digest, len(shown) - len(known))
+    return Dataset(
+        spec, catalogue, impressions, clicked, converted, candidates, digest, len(shown) - len(known),
+        AdEvents.of([(e.user, e.ts, e.ads) for e in shown], hasher), AdEvents.of(clicks, hasher),
+    )  # fmt: skip
 
 
 def infer_spec(events: Iterable[Event], history_length: int = 20) -> FeatureSpec:

@@ -1,9 +1,9 @@
 """How much of the foundation model's gain reaches the vertical model: `solaris evaluate`.
 
 On the test part of a log (after FM and VM parts in time) every variant below is scored by log loss, and by its
-*transfer ratio* (`models.ratios`), against the VM and against two controls, for an embedding counts by what it adds to
-them: a VM that knows only whether and when the pair was computed (`over_repeat`), and one with hand counters of the
-request's own history (`over_counters`).
+*transfer ratio* (`models.ratios`), against the VM and against three controls, for an embedding counts by what it adds
+to them: a VM that knows only whether and when the pair was computed (`over_repeat`), one with hand counters of the
+request's own history (`over_counters`), and one with rolling counts of the stream (`over_rolling`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ import torch
 from models import metrics
 from models.api import F32
 from models.dataset import Dataset
-from models.export import VM_PLUS
+from models.export import VM_PLUS, with_counts
 from models.inputs import EXTRA, slot_columns
 from models.nets import PairFm, StateFm, VmPlus
-from models.presets import vm_size
 from models.ratios import F64, Mask, Ratios
 from models.runtime import OnnxRuntime
 from models.served import ServedStore, fresh_slots
@@ -41,6 +40,8 @@ STEPS = (
     ("as_served_state_only", ("state",)),
 )
 """Slots given, one fallback more at a time; similar users where the user has no aggregate."""
+CONTROLS = ("repeat", "counters", "rolling")
+"""VMs that what is as served is also measured against: see the module"""
 
 
 def evaluate(
@@ -57,11 +58,11 @@ def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for name in runs[0]["variants"]:
         entries = [r["variants"][name] for r in runs]
         mean[name] = {"log_loss": round(float(np.mean([e["log_loss"] for e in entries])), 6)}
-        for key in ("transfer_ratio", "over_repeat", "over_counters", "recovery_without_direct"):
+        for key in ("transfer_ratio", *(f"over_{c}" for c in CONTROLS), "recovery_without_direct"):
             ratios = [e.get(key) for e in entries]
             if all(x is not None for x in ratios):
                 mean[name][key] = round(float(np.mean([x["ratio"] for x in ratios])), 4)
-        for key in ("gain", "gain_over_repeat", "gain_over_counters"):
+        for key in ("gain", *(f"gain_over_{c}" for c in CONTROLS)):
             if all(key in e for e in entries):
                 mean[name][key] = round(float(np.mean([e[key]["gain"] for e in entries])), 5)
     ratio = {
@@ -108,7 +109,7 @@ class _Run:
                 "states": round(store.states / impressions, 2),
             }
             train_columns, served, coverage = self._as_served(store)
-            self._counters(runtime, pair, state, before, train_columns, served)
+            self._counters(pair, state, before, train_columns, served)
             self._similar(store, train_columns, served)
         finally:
             store.close()
@@ -164,25 +165,27 @@ class _Run:
         coverage = {s: round(float((served[:, self._flag(s)] > 0).mean()), 4) for s in t.slots}
         return train_columns, served, coverage
 
-    def _counters(
-        self, runtime: OnnxRuntime, pair: PairFm, state: StateFm, before: range, train_columns: F32, served: F32
-    ) -> None:
-        """The VM with hand counters of the request's own history, which needs no FM, and what slots add to it."""
+    def _counters(self, pair: PairFm, state: StateFm, before: range, train_columns: F32, served: F32) -> None:
+        """VMs with counters, which need no FM, and what slots add to them: hand counters of the request's own history
+        (the strong VM), and rolling counts of item, user and pair."""
         t = self.t
-        if self.t.vm_size.strong:
-            strong = {"control_counters": "vm", "control_counters_and_state": "as_served_state_only",
-                      "control_counters_and_slots": "as_served"}  # fmt: skip
-            for name, same in strong.items():
-                self.variants[name], self.losses[name] = self.variants[same], self.losses[same]
-            return
-        size = vm_size("strong")
-        counted = t.runtime(*t.graphs(pair, state, t.train_vm(before, size=size)))
-        base, base_vm = t.vm_logits(counted, self.part), t.vm_logits(counted, t.parts.vm)
-        self._add("control_counters", base)
-        for name, slots in (("state", ["state"]), ("slots", list(t.slots))):
-            plus = t.train_plus(t.parts.vm, base_vm, self._only(train_columns, slots), size, len(slots) > 1)
-            logit = self._score(plus, base, self._only(served, slots))
-            self._add_slots(f"control_counters_and_{name}", logit, slots)
+        for control, size in (
+            ("counters", replace(t.vm_size, strong=True)),
+            ("rolling", replace(t.vm_size, rolling=True)),
+        ):
+            name = f"control_{control}"
+            if size == t.vm_size:
+                same = {name: "vm", f"{name}_and_state": "as_served_state_only", f"{name}_and_slots": "as_served"}
+                for new, old in same.items():
+                    self.variants[new], self.losses[new] = self.variants[old], self.losses[old]
+                continue
+            counted = t.runtime(*t.graphs(pair, state, t.train_vm(before, size=size)))
+            base, base_vm = t.vm_logits(counted, self.part), t.vm_logits(counted, t.parts.vm)
+            self._add(name, base)
+            for added, slots in (("state", ["state"]), ("slots", list(t.slots))):
+                plus = t.train_plus(t.parts.vm, base_vm, self._only(train_columns, slots), size, len(slots) > 1)
+                logit = self._score(plus, base, self._only(served, slots))
+                self._add_slots(f"{name}_and_{added}", logit, slots)
 
     def _similar(self, store: ServedStore, train_columns: F32, served: F32) -> None:
         """Similar users asked for everybody, in each form: as the only fallback, and for users of whom nothing is
@@ -260,11 +263,13 @@ class _Run:
 
     def _score(self, plus: VmPlus, base: F32, columns: F32, gated: bool = True) -> F32:
         t, out, at = self.t, [], 0
+        first = int(t.data.impressions.splits[self.part.start])
         with torch.no_grad():
             for piece in t._pieces(self.part):
                 cut = slice(at, at + piece.pairs)
-                given = {"base_logit": base[cut], "slots": columns[cut]}
-                out.append(plus(*t._tensors(piece, VM_PLUS, {}, given)).cpu().numpy())
+                index = slice(first + at, first + at + piece.pairs)
+                given = {"base_logit": base[cut], "slots": columns[cut], **t.counts_given(plus, index)}
+                out.append(plus(*t._tensors(piece, with_counts(VM_PLUS, plus.size.rolling), {}, given)).cpu().numpy())
                 at += piece.pairs
         logit = np.concatenate(out)
         known = np.logical_or.reduce([columns[:, self._flag(s)] > 0 for s in t.slots])
@@ -291,15 +296,14 @@ class _Run:
         self.variants[name] = entry
 
     def _over_controls(self) -> dict[str, dict[str, Any]]:
-        """Ratios against the VM that knows whether and when the pair was computed and nothing else of the FM, and
-        against the VM with hand counters; -> what the FM gains over each."""
+        """Ratios against each of `CONTROLS`; -> what the FM gains over each."""
         gains = {}
-        for control in ("repeat", "counters"):
+        for control in CONTROLS:
             anchor = self.losses[f"control_{control}"]
             ratios = Ratios(self.users, anchor, self.losses["fm"])
             gains[control] = ratios.share
             for name, losses in self.losses.items():
-                if name.startswith(("as_served", "state_", "control_counters")):
+                if name.startswith(("as_served", "state_", "control_counters", "control_rolling")):
                     self.variants[name][f"gain_over_{control}"] = Ratios(self.users, anchor, losses).share
                     if ratios.mean_something:
                         self.variants[name][f"over_{control}"] = ratios.of(losses)

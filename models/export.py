@@ -35,6 +35,11 @@ COUNTED = ("rolling",)
 """behind `VM` and `VM_PLUS` in a VM with rolling counts"""
 
 
+def with_counts(sources: Sequence[str], rolling: bool) -> tuple[str, ...]:
+    """`VM` or `VM_PLUS` of a VM with rolling counts or without."""
+    return (*sources, *COUNTED) if rolling else tuple(sources)
+
+
 def tensors(
     batch: PairBatch,
     spec: FeatureSpec,

@@ -14,6 +14,7 @@ from torch.nn.functional import binary_cross_entropy, one_hot, relu, softplus
 
 from models.api import FeatureSpec
 from models.kernels import COUNTERS
+from models.rolling import ROLLING
 
 KINDS = 16
 """history kinds told apart (kind % 16)"""
@@ -56,6 +57,8 @@ class VmSize:
     strong: bool
     """sees the hand counters (matches of the ad with the request's own history)"""
     profile: int = 16
+    rolling: bool = False
+    """sees rolling counts (`models.rolling`)"""
 
 
 class Standardise(nn.Module):
@@ -111,6 +114,29 @@ class Columns(nn.Module):
         if not parts:
             return values[..., :0]
         return torch.cat(parts, dim=-1)
+
+
+class Counted(nn.Module):
+    """[N, len(ROLLING)] rolling counts to mean 0 and deviation 1 of the known rows of the training data; the others
+    stay 0."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(len(ROLLING) - 1))
+        self.register_buffer("scale", torch.ones(len(ROLLING) - 1))
+
+    def fit(self, values: Tensor) -> None:
+        known = values[values[:, 0] > 0, 1:]
+        if len(known):
+            self.mean.copy_(known.mean(0))
+            self.scale.copy_(1 / known.std(0, unbiased=False).clamp_min(1e-2))
+
+    def forward(self, rolling: Tensor) -> Tensor:
+        known = rolling[:, :1]
+        return torch.cat([((rolling[:, 1:] - self.mean) * self.scale).clamp(-5, 5) * known, known], -1)
 
 
 class EventBasis(nn.Module):
@@ -324,7 +350,8 @@ class Vm(nn.Module):
         self.request = Columns(spec, "request", size.category_buckets, 4)
         self.item_id = nn.Embedding(size.item_buckets + 1, 8)
         nn.init.zeros_(self.item_id.weight)
-        counted = len(COUNTERS) if size.strong else 0
+        counted = (len(COUNTERS) if size.strong else 0) + (len(ROLLING) if size.rolling else 0)
+        self.counted = Counted() if size.rolling else None
         self.pair = nn.Linear(self.item.width + 8 + counted, size.hidden[0])
         self.user = nn.Linear(self.request.width + self.item.width, size.hidden[0], bias=False)
         layers: list[nn.Module] = []
@@ -338,7 +365,7 @@ class Vm(nn.Module):
 
     def trunk(
         self, row: Tensor, item_bucket: Tensor, item_features: Tensor, counters: Tensor,
-        request_features: Tensor, history_features: Tensor, history_mask: Tensor,
+        request_features: Tensor, history_features: Tensor, history_mask: Tensor, rolling: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """([N, hidden], [B, profile])"""
         mask = history_mask.unsqueeze(-1)
@@ -346,6 +373,8 @@ class Vm(nn.Module):
         user = self.user(torch.cat([self.request(request_features), taste.detach()], -1))
         parts = [self.item(item_features), self.item_id(item_bucket)]
         parts.append(counters if self.size.strong else counters[:, :0])
+        if self.counted is not None and rolling is not None:
+            parts.append(self.counted(rolling))
         hidden = relu(self.pair(torch.cat(parts, -1)) + user.index_select(0, row))
         return self.body(hidden), self.profile(taste)
 
@@ -371,7 +400,8 @@ class VmPlus(nn.Module):
         self.flags = [a - 1 for a in ages]
         self.item = Columns(spec, "item", size.category_buckets, 4)
         self.standard = Standardise(width)
-        counted = len(COUNTERS) if size.strong else 2
+        counted = (len(COUNTERS) if size.strong else 2) + (len(ROLLING) if size.rolling else 0)
+        self.counted = Counted() if size.rolling else None
         self.body = nn.Sequential(
             nn.Linear(width + 1 + counted + self.item.width + 2 * len(self.ages), 64), nn.ReLU(),
             nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1),
@@ -380,11 +410,16 @@ class VmPlus(nn.Module):
             self.body[-1].weight.mul_(0.1)
             self.body[-1].bias.zero_()
 
-    def forward(self, base_logit: Tensor, slots: Tensor, counters: Tensor, item_features: Tensor) -> Tensor:
+    def forward(
+        self, base_logit: Tensor, slots: Tensor, counters: Tensor, item_features: Tensor,
+        rolling: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         # counters[:, -1] is log1p of the minutes, slot ages are log1p of the seconds
         last_event_s = 60 * (torch.exp(counters[:, -1:]) - 1)  # ONNX has no expm1
         missed_s = (torch.exp(slots[:, self.ages].clamp(0, 15)) - 1 - last_event_s).clamp_min(0)
         missed = torch.log1p(missed_s) * slots[:, self.flags]
         parts = [self.standard(slots), base_logit.clamp(-15, 15).unsqueeze(-1), self.item(item_features)]
         parts += [missed / 5, (missed > 0.7).float(), counters if self.size.strong else counters[:, -2:]]
+        if self.counted is not None and rolling is not None:
+            parts.append(self.counted(rolling))
         return base_logit + self.body(torch.cat(parts, -1)).squeeze(-1)

@@ -13,10 +13,12 @@ COLUMNS = (
     ("over_repeat", "over repeat flag and age"),
     ("over_counters", "over hand counters"),
     ("gain_over_counters", "loss below hand counters"),
+    ("gain_over_rolling", "loss below rolling counts"),
     ("recovery_without_direct", "without a direct hit"),
 )
-"""of a variant: the share of the VM's loss that it saves, transfer ratios against the VM and against the two controls,
-the share of the counters' loss that it saves, and the ratio on the pairs without a direct hit"""
+"""of a variant: the share of the VM's loss that it saves, transfer ratios against the VM and against two controls, the
+share that it saves of the loss with hand counters and of that with rolling counts, and the ratio on the pairs without a
+direct hit"""
 
 
 def table(result: dict[str, Any]) -> str:

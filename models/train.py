@@ -13,6 +13,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits as cross_entrop
 from models import metrics
 from models.api import F32, I64, FeatureSpec, PairBatch
 from models.bundle import Bundle, Dims, Graph, Input, Manifest, Model, model_info, write_bundle
+from models.counted import CountedImpressions
 from models.dataset import Dataset
-from models.export import FM_ITEM, FM_PAIR, FM_USER, VM, VM_PLUS, export, tensors
+from models.export import FM_ITEM, FM_PAIR, FM_USER, VM, VM_PLUS, export, tensors, with_counts
 from models.features import pairs_of, requests, take
 from models.inputs import EXTRA, slot_columns, slot_spans, slot_width
 from models.nets import FmSize, ItemSide, ItemSideWithTopics, PairFm, StateFm, Vm, VmPlus, VmSize
@@ -40,6 +42,7 @@ from models.served import ServedStore, fresh_slots
 from models.similar import Form
 from models.thin import thinned
 from models.topics import BUCKETS, topic_table
+from state.counts import Counts, CountSettings
 from topics.errors import SettingsError
 
 log = logging.getLogger(__name__)
@@ -50,6 +53,8 @@ Report = Callable[[str, int, int], None]
 """(phase, done, of)"""
 
 BATCH_PAIRS = 1024
+PIECE = 512
+"""requests scored at a time"""
 STATE_RATE = 7.0
 """learning rate of the state FM, in those of the others: it is linear but for its weights of events, and learns little
 at theirs"""
@@ -65,6 +70,12 @@ MIN_DELAY_MS, MAX_DELAY_MS = 50.0, 300_000.0
 class TrainSettings:
     preset: str = "small"
     vm: str = "weak"
+    counters: str = "none"
+    """of the stream that the VM sees: "none", or "rolling" (`models.rolling`)"""
+    count_lag_ms: int = 10_000
+    """what is newer is not counted; as the service's counts have it"""
+    unknown_share: float = 0.2
+    """of the requests that the VM is shown without rolling counts: as the verifier asks, and a ranker that has none"""
     seed: int = 0
     epochs: int = 4
     """of the FM, at most: it stops when a later slice gets worse"""
@@ -97,7 +108,11 @@ class TrainSettings:
         for name in ("epochs", "vm_epochs"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"train.{name}", getattr(self, name), "at least 1")
-        for name in ("cold_share", "thin_share"):
+        if self.counters not in ("none", "rolling"):
+            raise SettingsError("train.counters", self.counters, "none or rolling")
+        if self.count_lag_ms < 0:
+            raise SettingsError("train.count_lag_ms", self.count_lag_ms, "0 or more")
+        for name in ("cold_share", "thin_share", "unknown_share"):
             if not 0 <= getattr(self, name) < 1:
                 raise SettingsError(f"train.{name}", getattr(self, name), "0 or more and under 1")
         if not 0 <= self.soft_weight <= 1 or self.soft_temperature <= 0:
@@ -133,7 +148,7 @@ class Trainer:
         self.topic_column = data.catalogue.topic_column
         self.parts = Parts.of(data.impressions.requests, settings)
         self.fm_size: FmSize = replace(fm_size(settings.preset), conversion=bool(data.converted.any()))
-        self.vm_size: VmSize = vm_size(settings.vm)
+        self.vm_size: VmSize = replace(vm_size(settings.vm), rolling=settings.counters == "rolling")
         self.topics = self._topic_table() if self.topic_column < 0 else None
         has_topics = self.topic_column >= 0 or self.topics is not None
         self.slots = SLOTS if has_topics else tuple(s for s in SLOTS if s != "topic")
@@ -145,6 +160,14 @@ class Trainer:
     def _topic_table(self) -> I64 | None:
         """Clusters of items for a log without a category to be the topic; from the FM part, as all of the FM."""
         return topic_table(requests(self.data.impressions, 0, self.parts.fm.stop), self.labels(self.parts.fm))
+
+    @cached_property
+    def counted(self) -> CountedImpressions:
+        """Rolling counts of every impression. `unknown_share` of the requests before the test part have none."""
+        s = self.settings
+        unknown = np.random.default_rng([s.seed, 6]).random(self.data.impressions.requests) < s.unknown_share
+        unknown[self.parts.test.start :] = False
+        return CountedImpressions(self.data, CountSettings(s.count_lag_ms), unknown)
 
     # -- the foundation model ------------------------------------------------------------------------------------
 
@@ -226,10 +249,12 @@ class Trainer:
         if self._finished("vm", vm):
             return vm.cpu()
         self._fit_columns([vm.item], [vm.request], part)
+        self._fit_counts(vm, part)
         weight, temperature = self.settings.soft_weight, self.settings.soft_temperature
 
         def loss(batch: PairBatch, label: Tensor, index: I64) -> Tensor:
-            hidden, _ = vm.trunk(*self._tensors(batch, VM, self.vm_buckets))
+            sources = with_counts(VM, vm.size.rolling)
+            hidden, _ = vm.trunk(*self._tensors(batch, sources, self.vm_buckets, self.counts_given(vm, index)))
             hard = cross_entropy(vm.head(hidden).squeeze(-1), label)
             if teacher is None or not weight:
                 return hard
@@ -249,6 +274,7 @@ class Trainer:
         self._seed(4)
         plus = VmPlus(self.spec, columns.shape[1], size or self.vm_size, self.age_columns).to(self.settings.device)
         self._fit_columns([plus.item], [], part)
+        self._fit_counts(plus, part)
         first = int(self.data.impressions.splits[part.start])
         sample = self._rng.choice(len(columns), min(len(columns), 100_000), replace=False)
         plus.standard.fit(torch.from_numpy(columns[np.sort(sample)]))
@@ -257,8 +283,8 @@ class Trainer:
             slots = columns[index - first]
             if thin:
                 slots = thinned(slots, batch.splits, self.slot_spans, self.settings.thin_share, self._rng)
-            given = {"base_logit": base[index - first], "slots": slots}
-            return cross_entropy(plus(*self._tensors(batch, VM_PLUS, {}, given)), label)
+            given = {"base_logit": base[index - first], "slots": slots, **self.counts_given(plus, index)}
+            return cross_entropy(plus(*self._tensors(batch, with_counts(VM_PLUS, plus.size.rolling), {}, given)), label)
 
         # What it sees of the whole service should not get less for the poorer one beside it.
         self._fit(plus, loss, part, self.settings.vm_epochs + thin, "VM with slots")
@@ -288,7 +314,17 @@ class Trainer:
         }
 
     def vm_logits(self, runtime: OnnxRuntime, part: range) -> F32:
-        return np.concatenate([runtime.score(b).logit for b in self._pieces(part)])
+        """[n] with the counts of each impression where the VM sees them."""
+        given = ((piece, self.counts_of(runtime, start, piece)) for start, piece in self._pieces_from(part))
+        return np.concatenate([runtime.score(piece, counts).logit for piece, counts in given])
+
+    def counts_of(self, runtime: OnnxRuntime, start: int, piece: PairBatch) -> Counts | None:
+        """What to score a piece with whose first request is `start`."""
+        return self.counted.counts(start, start + piece.requests) if runtime.info.rolling else None
+
+    def counts_given(self, module: Vm | VmPlus, index: I64 | slice) -> dict[str, F32]:
+        """The source `rolling` of the pairs `index`, for a module that sees it."""
+        return {"rolling": self.counted.columns[index]} if module.size.rolling else {}
 
     def labels(self, part: range) -> F32:
         splits = self.data.impressions.splits
@@ -383,10 +419,10 @@ class Trainer:
             ("fm_pair", pair, FM_PAIR, self.fm_buckets, ("embedding",)),
             ("fm_user", state, FM_USER, {}, ("state",)),
             self._item_graph(state),
-            ("vm", vm, VM, self.vm_buckets, ("logit", "profile")),
+            ("vm", vm, with_counts(VM, vm.size.rolling), self.vm_buckets, ("logit", "profile")),
         ]
         if plus is not None:
-            todo.append(("vm_plus", plus, VM_PLUS, {}, ("logit",)))
+            todo.append(("vm_plus", plus, with_counts(VM_PLUS, plus.size.rolling), {}, ("logit",)))
         return todo
 
     @property
@@ -431,7 +467,7 @@ class Trainer:
         s = self.settings
         return Manifest(
             format=1,
-            vm=Model(f"{s.name}-vm-{s.vm}", s.version),
+            vm=Model(f"{s.name}-vm-{s.vm}" + ("-rolling" if s.counters == "rolling" else ""), s.version),
             fm=Model(f"{s.name}-fm-{s.preset}", s.version),
             spec=self.spec,
             dims=self.dims,
@@ -457,8 +493,13 @@ class Trainer:
         return tensors(batch, self.spec, self.topic_column, sources, buckets, extra, self.settings.device)
 
     def _pieces(self, part: range) -> Iterator[PairBatch]:
-        for start in range(part.start, part.stop, 512):
-            yield requests(self.data.impressions, start, min(start + 512, part.stop))
+        for _, piece in self._pieces_from(part):
+            yield piece
+
+    def _pieces_from(self, part: range) -> Iterator[tuple[int, PairBatch]]:
+        """Pieces with the number of their first request."""
+        for start in range(part.start, part.stop, PIECE):
+            yield start, requests(self.data.impressions, start, min(start + PIECE, part.stop))
 
     def _batches(self, part: range, shuffle: bool = True) -> Iterator[tuple[PairBatch, Tensor, I64]]:
         """(requests, labels [n], index [n] of their pairs) of about `BATCH_PAIRS` pairs."""
@@ -517,6 +558,11 @@ class Trainer:
         if kept is not None:
             module.load_state_dict(kept)
         module.eval()
+
+    def _fit_counts(self, module: Vm | VmPlus, part: range) -> None:
+        if module.counted is not None:
+            splits = self.data.impressions.splits
+            module.counted.fit(torch.from_numpy(self.counted.columns[int(splits[part.start]) : int(splits[part.stop])]))
 
     def _fit_columns(self, items: list[Any], request: list[Any], part: range) -> None:
         impressions = self.data.impressions
@@ -586,15 +632,16 @@ def measure(t: Trainer, runtime: OnnxRuntime, store: ServedStore, delay_ms: int 
     part = t.parts.test
     label, splits = t.labels(part), t.splits(part)
     fresh, served, filled = [], [], {name: 0 for name in t.slots}
-    for piece in t._pieces(part):
+    for start, piece in t._pieces_from(part):
+        counts = t.counts_of(runtime, start, piece)
         slots = store.slots(piece, np.full(piece.requests, delay_ms, np.int64))
-        served.append(runtime.score_plus(piece, slots))
+        served.append(runtime.score_plus(piece, slots, counts))
         for name in t.slots:
             filled[name] += int((getattr(slots, name + "_age_ms") >= 0).sum())
         new = fresh_slots(runtime, piece)
         slots.direct, slots.direct_age_ms = new.direct, new.direct_age_ms
         slots.state, slots.state_age_ms = new.state, new.state_age_ms
-        fresh.append(runtime.score_plus(piece, slots))
+        fresh.append(runtime.score_plus(piece, slots, counts))
     logits = {
         "vm": t.vm_logits(runtime, part),
         "fm": t.fm_logits(runtime, part),

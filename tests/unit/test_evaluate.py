@@ -39,7 +39,7 @@ def test_every_variant_is_there(result: dict[str, Any]) -> None:
     expected |= {f"state_delay_{d // 1000}s" for d in DELAYS_MS} | {f"stale_{s // 3_600_000}h" for s in STALE_MS}
     expected |= {f"coverage_{c:.0%}{kind}" for c in COVERAGE for kind in ("", "_unmatched", "_unmatched_not_gated")}
     expected |= {f"{kind}_{form}" for form in FORMS for kind in ("cold", "as_served_direct")}
-    expected |= {"control_counters", "control_counters_and_state", "control_counters_and_slots"}
+    expected |= {f"control_{c}{more}" for c in ("counters", "rolling") for more in ("", "_and_state", "_and_slots")}
     assert variants.keys() == expected
     assert all(np.isfinite(v["log_loss"]) and 0 < v["log_loss"] < 1 for v in variants.values())
     assert set(result["transfer_ratio"]) == {"direct", "as_served", "with_fallbacks", "soft_label"}
@@ -69,10 +69,12 @@ def test_gains_are_there_where_a_ratio_is_not(result: dict[str, Any]) -> None:
         gain = entry["gain"]
         assert gain["gain"] == pytest.approx(1 - entry["log_loss"] / variants["vm"]["log_loss"], abs=1e-4)
         assert gain["interval"][0] <= gain["interval"][1]
-    both, alone = variants["control_counters_and_state"], variants["control_counters"]
-    gain = both["gain_over_counters"]["gain"]
-    assert gain == pytest.approx(1 - both["log_loss"] / alone["log_loss"], abs=1e-4)
+    for control in ("counters", "rolling"):
+        both, alone = variants[f"control_{control}_and_state"], variants[f"control_{control}"]
+        gain = both[f"gain_over_{control}"]["gain"]
+        assert gain == pytest.approx(1 - both["log_loss"] / alone["log_loss"], abs=1e-4)
     assert "loss below hand counters" in table(result)
+    assert "loss below rolling counts" in table(result)
 
 
 def test_no_ratio_where_the_fm_gains_nothing() -> None:
