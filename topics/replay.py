@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Literal
@@ -233,10 +232,11 @@ class Replay:
         if not batch:
             self._begin()
         batch.append(block)
+        total = block.total()
         state.events += len(block)
-        state.pairs += sum(block.pairs)
-        state.clock_ms = max(state.clock_ms, max(block.times))
-        self._bytes += sum(map(len, block.values))
+        state.pairs += total.pairs
+        state.clock_ms = max(state.clock_ms, total.newest_ms)
+        self._bytes += total.bytes
         try:
             self._put(block)
         except (KafkaException, Hung) as e:
@@ -270,7 +270,7 @@ class Replay:
         saved = Saved(
             batch[-1].positions[-1] if batch else self._saved.position,
             self._saved.events + events,
-            self._saved.pairs + sum(sum(block.pairs) for block in batch),
+            self._saved.pairs + sum(block.total().pairs for block in batch),
             self._saved.shift_ms,
             done,
             self._run,
@@ -287,8 +287,9 @@ class Replay:
         state.complete = done
         state.acknowledged += events
         state.transactions += 1
-        for topic, n in sum((Counter(block.topics) for block in batch), Counter()).items():
-            state.by_topic[topic] = state.by_topic.get(topic, 0) + n
+        for block in batch:
+            for topic, n in block.total().by_topic.items():
+                state.by_topic[topic] = state.by_topic.get(topic, 0) + n
         self._batch, self._bytes = [], 0
         self._tell()
 

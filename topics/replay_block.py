@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -20,6 +23,16 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     pairs: int
 
 
+@dataclass(frozen=True, slots=True)
+class Totals:
+    bytes: int
+    """of the values"""
+    newest_ms: int
+    """largest event time, -1 for none"""
+    pairs: int
+    by_topic: dict[str, int]
+
+
 @dataclass(slots=True)
 class Block:
     """Columns of `Record`, aligned, in the order of the log."""
@@ -28,8 +41,20 @@ class Block:
     topics: list[str] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
     values: list[bytes] = field(default_factory=list)
-    times: list[int] = field(default_factory=list)
-    pairs: list[int] = field(default_factory=list)
+    times: Sequence[int] | npt.NDArray[np.int64] = field(default_factory=list)
+    pairs: Sequence[int] | npt.NDArray[np.int64] = field(default_factory=list)
+    totals: Totals | None = None
+    """where they are known already"""
+
+    def total(self) -> Totals:
+        if self.totals is None:
+            self.totals = Totals(
+                sum(map(len, self.values)),
+                max(_plain(self.times), default=-1),
+                sum(_plain(self.pairs)),
+                dict(Counter(self.topics)),
+            )
+        return self.totals
 
     @classmethod
     def of(cls, records: Collection[Record]) -> Block:
@@ -46,7 +71,8 @@ class Block:
         return len(self.values)
 
     def __iter__(self) -> Iterator[Record]:
-        return map(Record, self.positions, self.topics, self.keys, self.values, self.times, self.pairs)
+        times, pairs = map(_plain, (self.times, self.pairs))
+        return map(Record, self.positions, self.topics, self.keys, self.values, times, pairs)
 
     def only(self, topics: Collection[str]) -> Block:
         keep = [t in topics for t in self.topics]
@@ -57,6 +83,10 @@ class Block:
             list(compress(self.topics, keep)),
             list(compress(self.keys, keep)),
             list(compress(self.values, keep)),
-            list(compress(self.times, keep)),
-            list(compress(self.pairs, keep)),
+            list(compress(_plain(self.times), keep)),
+            list(compress(_plain(self.pairs), keep)),
         )
+
+
+def _plain(numbers: Sequence[int] | npt.NDArray[np.int64]) -> Sequence[int]:
+    return numbers.tolist() if isinstance(numbers, np.ndarray) else numbers

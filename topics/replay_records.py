@@ -14,9 +14,11 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from topics.errors import InvalidEvent
@@ -35,7 +37,7 @@ from topics.events import (
     encode,
 )
 from topics.readers import EventLog, Progress, jsonl
-from topics.replay_block import Block, Record
+from topics.replay_block import Block, Record, Totals
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,10 @@ BLOCK_RECORDS = 500
 SCANNED_BYTES = 32 << 20
 """smaller logs are sent before the compiled check is there"""
 AHEAD_BLOCKS = 16
+AHEAD_TEXTS = 4
+
+Text = tuple[int, bytes]
+"""number of the first line, and lines as `jsonl.texts` gives them"""
 
 
 def records(log: EventLog, topics: Collection[str], after: int = 0, shift_ms: int = 0) -> Iterator[Record]:
@@ -184,32 +190,22 @@ class Scanner:
         """Until it can be used, or is known not to be usable here."""
         self._thread.join()
 
-    def block(self, log: EventLog, first: int, text: bytes) -> Block | None:
-        """What `_light_records` gives for these lines, in a fraction of the time. None: not ready yet."""
-        if self._scan is None:
-            return None
-        found = self._scan(text)
-        if not found[0].all():
-            return Block.of(list(self._with_undecided(log, first, text, found)))
-        kinds, keys, key_ends, times, pairs, begins, ends = found.tolist()
-        topics = _SCANNED_TOPICS
-        return Block(
-            range(first, first + len(kinds)),
-            [topics[k] for k in kinds],
-            [text[a:b] for a, b in zip(keys, key_ends, strict=True)],
-            [text[a:b] for a, b in zip(begins, ends, strict=True)],
-            times,
-            pairs,
-        )
-
-    def _with_undecided(self, log: EventLog, number: int, text: bytes, found: Any) -> Iterator[Record]:
-        for kind, key, key_end, ts, pairs, begin, end in zip(*found.tolist(), strict=True):
-            line = text[begin:end]
-            if kind:
-                yield Record(number, _SCANNED_TOPICS[kind], text[key:key_end], line, ts, pairs)
-            else:
-                yield from _light_records(log, number, [line])
-            number += 1
+    def ahead(self, texts: Iterator[Text], progress: Progress) -> Iterator[tuple[Text, Any]]:
+        """Each text with what the check found in it, or None while the check is not ready. A few texts are read and
+        checked in a thread, which needs the interpreter's lock for a moment only, before they are asked for;
+        `progress` says how far those given out reach."""
+        waiting: deque[tuple[Text, Future[Any] | None, int]] = deque()
+        pool = ThreadPoolExecutor(1, "replay-scan")
+        try:
+            for text in texts:
+                found = pool.submit(self._scan, text[1]) if self._scan is not None else None
+                waiting.append((text, found, progress.done))
+                if found is None or len(waiting) > AHEAD_TEXTS:
+                    yield _given(waiting, progress)
+            while waiting:
+                yield _given(waiting, progress)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _get(self) -> None:
         try:
@@ -222,24 +218,69 @@ class Scanner:
             self._scan = scan
 
 
+def _given(waiting: deque[tuple[Text, Future[Any] | None, int]], progress: Progress) -> tuple[Text, Any]:
+    text, found, progress.done = waiting.popleft()
+    return text, None if found is None else found.result()
+
+
 _SCANNED_TOPICS = ("", *TOPICS)
+
+
+def scanned(log: EventLog, first: int, text: bytes, found: Any) -> Block:
+    """What `_light_records` gives for these lines, in a fraction of the time; `found` is what the check says."""
+    if not found[0].all():
+        return Block.of(list(_with_undecided(log, first, text, found)))
+    kinds, keys, key_ends, times, pairs, begins, ends = found
+    count, topics = len(kinds), _SCANNED_TOPICS
+    by_kind = np.bincount(kinds, minlength=len(topics)).tolist()
+    return Block(
+        range(first, first + count),
+        [topics[k] for k in kinds.tolist()],
+        [text[a:b] for a, b in zip(keys.tolist(), key_ends.tolist(), strict=True)],
+        [text[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)],
+        times,
+        pairs,
+        Totals(
+            int((ends - begins).sum()),
+            int(times.max(initial=-1)),
+            int(pairs.sum()),
+            {topic: n for topic, n in zip(topics, by_kind, strict=True) if n},
+        ),
+    )
+
+
+def _with_undecided(log: EventLog, number: int, text: bytes, found: Any) -> Iterator[Record]:
+    for kind, key, key_end, ts, pairs, begin, end in zip(*found.tolist(), strict=True):
+        line = text[begin:end]
+        if kind:
+            yield Record(number, _SCANNED_TOPICS[kind], text[key:key_end], line, ts, pairs)
+        else:
+            yield from _light_records(log, number, [line])
+        number += 1
 
 
 def _raw(log: EventLog, topics: Collection[str], after: int, shift_ms: int) -> Iterator[Block]:
     light = not shift_ms and not log.bad.strict
     every = set(topics) >= set(TOPICS)
-    scanner = Scanner() if light and log.path.stat().st_size >= SCANNED_BYTES else None
-    for first, text in jsonl.texts(log.path, log.bad, log.progress):
-        if first <= after:
-            if first + text.count(b"\n") - 1 <= after:
-                continue
-            text = text.split(b"\n", after + 1 - first)[-1]
-            first = after + 1
-        block = scanner.block(log, first, text) if scanner is not None else None
-        if block is None:
+    texts = _after(jsonl.texts(log.path, log.bad, log.progress), after)
+    found: Iterator[tuple[Text, Any]] = ((text, None) for text in texts)
+    if light and log.path.stat().st_size >= SCANNED_BYTES:
+        found = Scanner().ahead(texts, log.progress)
+    for (first, text), columns in found:
+        if columns is not None:
+            block = scanned(log, first, text, columns)
+        else:
             lines = jsonl.split(text)
             block = Block.of(_light_records(log, first, lines) if light else _records(log, first, lines, shift_ms))
         yield block if every else block.only(topics)
+
+
+def _after(texts: Iterator[Text], after: int) -> Iterator[Text]:
+    for first, text in texts:
+        if first > after:
+            yield first, text
+        elif first + text.count(b"\n") - 1 > after:
+            yield after + 1, text.split(b"\n", after + 1 - first)[-1]
 
 
 def _light_records(log: EventLog, first: int, lines: list[bytes]) -> list[Record]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from hypothesis import strategies as st
 
 from topics.events import MAX_ID_CHARS, MAX_ITEMS, MAX_TS
 from topics.readers import EventLog
+from topics.readers.badlines import Progress
 from topics.readers.jsonl import PAD
 from topics.readers.scan import scan
-from topics.replay_records import TOPICS, Scanner, _light_records, records
+from topics.replay_records import TOPICS, Scanner, Text, _light_records, records, scanned
 
 LINE = {
     "candidates": b'{"type":"candidates","id":"c1","user":"u1","ts":5,"features":{"history":["a"]},"items":["N7",8]}',
@@ -153,11 +155,13 @@ def written(draw: st.DrawFn) -> bytes:
 @given(st.lists(written() | st.binary(max_size=80).map(lambda b: b.replace(b"\n", b"")), min_size=1, max_size=8))
 @example([b'{"type":"impression","id":"i","user":"u","ts":1,"ads":["a",1,",",1,","]}'])
 @example([b'{"type":"impression","id":"i","user":"u","ts":1,"ads":["a"]} ', b"{}"])
-def test_what_is_decided_is_what_the_decoder_says(scanner: Scanner, log: EventLog, lines: list[bytes]) -> None:
+def test_what_is_decided_is_what_the_decoder_says(log: EventLog, lines: list[bytes]) -> None:
     expected = _light_records(log, 1, lines)
-    block = scanner.block(log, 1, text(*lines))
-    assert block is not None
+    block = scanned(log, 1, text(*lines), scan(text(*lines)))
     assert list(block) == expected
+    totals = block.total()
+    block.totals = None
+    assert totals == block.total()
     accepted = {r.position for r in expected}
     for number, kind in enumerate(scan(text(*lines))[0], 1):
         assert not kind or number in accepted
@@ -173,18 +177,32 @@ def test_a_log_gives_the_same_records_with_it_and_without(tmp_path: Path, monkey
     assert len(expected) == 450
 
     monkeypatch.setattr("topics.replay_records.SCANNED_BYTES", 0)
-    monkeypatch.setattr(Scanner, "block", _ready(Scanner.block))
-    scanned = EventLog(path, None)
-    assert list(records(scanned, TOPICS)) == expected
-    assert scanned.bad == plain.bad
-    assert list(records(scanned, TOPICS, after=77)) == [r for r in expected if r.position > 77]
+    monkeypatch.setattr("topics.readers.jsonl.CHUNK_BYTES", 1000)
+    monkeypatch.setattr(Scanner, "ahead", _ready(Scanner.ahead))
+    quick = EventLog(path, None)
+    assert list(records(quick, TOPICS)) == expected
+    assert quick.bad == plain.bad
+    assert quick.progress.done == quick.progress.total == path.stat().st_size
+    assert list(records(quick, TOPICS, after=77)) == [r for r in expected if r.position > 77]
 
 
-def _ready(block: Any) -> Any:
+def test_progress_is_of_what_was_given_out_not_of_what_was_read_ahead(scanner: Scanner) -> None:
+    progress = Progress(total=8)
+
+    def texts() -> Iterator[Text]:
+        for n in range(1, 9):
+            progress.done = n
+            yield n, text(LINE["items"])
+
+    told = [(first, found is not None, progress.done) for (first, _), found in scanner.ahead(texts(), progress)]
+    assert told == [(n, True, n) for n in range(1, 9)]
+
+
+def _ready(ahead: Any) -> Any:
     def wait_first(self: Scanner, *args: Any) -> Any:
         self.wait()
-        found = block(self, *args)
-        assert found is not None
-        return found
+        for lines, found in ahead(self, *args):
+            assert found is not None
+            yield lines, found
 
     return wait_first

@@ -61,11 +61,8 @@ def scan(text: bytes) -> Any:
     """int64 [7, lines] for one of the texts of `jsonl.texts`. Rows: the type (one of the above), where in the text the
     key begins and where it ends, the event time, the number of candidate or shown items, where the line begins and
     where it ends. Of undecided lines only the last two are filled."""
-    lines = text.count(b"\n")
-    found = np.zeros((7, lines), np.int64)
-    buffer = np.frombuffer(text, np.uint8)
-    longest = _split(buffer, len(text) - _BLOCK, found)
-    _scan(buffer, np.empty(longest + _BLOCK + 1, np.int64), found)
+    found = np.zeros((7, text.count(b"\n")), np.int64)
+    _scan(np.frombuffer(text, np.uint8), len(text) - _BLOCK, found)
     return found
 
 
@@ -419,13 +416,12 @@ def _line(text, end, tokens, found, n):
     found[4, n] = items if kind in (CANDIDATES, IMPRESSION) else 0
 
 
-@_outer
+@_jit
 def _split(text, end, found):
     """Fills the last two rows. Length of the longest line."""
-    bytes_ = _pointer(text)
     n = first = longest = 0
     for at in range(0, end, _BLOCK):
-        ends = _newlines(bytes_, at)
+        ends = _newlines(text, at)
         while ends:
             last = at + _lowest(ends)
             ends &= ends - _1
@@ -438,8 +434,11 @@ def _split(text, end, found):
 
 
 @_outer
-def _scan(text, tokens, found):
-    bytes_, places = _pointer(text), _pointer(tokens)
+def _scan(text, end, found):
+    # In one call without the interpreter's lock: a thread that works ahead has to wait for it after each.
+    bytes_ = _pointer(text)
+    tokens = np.empty(_split(bytes_, end, found) + _BLOCK + 1, np.int64)
+    places = _pointer(tokens)
     for n in range(found.shape[1]):
         first, last = found[5, n], found[6, n]
         while last > first and (bytes_[last - 1] == 13 or bytes_[last - 1] == _SPACE):  # as the lines of Windows end
