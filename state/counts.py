@@ -70,6 +70,10 @@ class Counts:
         return Counts(np.zeros(requests, bool), n(), n(), n(), n(), n(), n(), np.full(pairs, -1, np.int64), b(), b())
 
 
+PER_REQUEST = frozenset({"known", "user_shown", "user_clicked"})
+"""Columns of `Counts` that have one value a request; the others have one a pair."""
+
+
 class CountSource(Protocol):
     """One partition's users and all partitions' items."""
 

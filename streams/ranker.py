@@ -21,6 +21,7 @@ from models.catalogue import Catalogue
 from models.features import Encoder
 from models.slots import SimilarUsers, fill_slots
 from state.api import EmbeddingStore, Lookup, StoreDims
+from state.counts import PER_REQUEST, Counts, CountSource
 from state.neighbours import Similar
 from topics.events import Impression, RankedAds
 from topics.ids import sampled
@@ -135,15 +136,18 @@ class Ranker:
         partitions: Sequence[int],
         stores: Mapping[int, EmbeddingStore],
         neighbours: Mapping[int, SimilarSource] | None = None,
+        counts: Mapping[int, CountSource] | None = None,
     ) -> Ranking:
         """`partitions` [B] names each impression's partition, `stores` has one store for each of them; `neighbours`
-        finds similar users for those who have no aggregate of their own."""
+        finds similar users for those who have no aggregate of their own. `counts` are asked where the bundle's VM sees
+        rolling counts; those of a partition that is not in it are unknown."""
         batch = self.encoder.impressions(events)
         vectors, item_rows, topics = self._items.get(batch.items)
         found = self._lookup(batch, topics, partitions, stores)
         similar = self._similar(batch, found, partitions, neighbours) if neighbours else None
         slots = fill_slots(found, batch, vectors, item_rows, self.runtime, batch.ts_ms, similar)
-        base, logit = self.runtime.score_both(batch, slots)
+        counted = self._counts(batch, partitions, counts) if counts and self.runtime.info.rolling else None
+        base, logit = self.runtime.score_both(batch, slots, counted)
         score = _sigmoid(logit)
         # A score that is not finite (input features are other people's) goes last.
         order = kernels.order_by_value(batch.splits, score * _bids(events, batch.pairs))
@@ -220,6 +224,24 @@ class Ranker:
             )
             pieces.append((mine, at, found))
         return _merge(batch, dims, pieces)
+
+    def _counts(self, batch: PairBatch, partitions: Sequence[int], counts: Mapping[int, CountSource]) -> Counts:
+        parts = np.asarray(partitions)
+        unique = np.unique(parts)
+        if len(unique) == 1 and int(unique[0]) in counts:
+            return counts[int(unique[0])].lookup(batch.users, batch.splits, batch.items, batch.ts_ms)
+        out = Counts.unknown(batch.requests, batch.pairs)
+        sizes = np.diff(batch.splits)
+        part_of_pair = np.repeat(parts, sizes)
+        for p in unique:
+            if int(p) not in counts:
+                continue
+            mine, at = np.flatnonzero(parts == p), np.flatnonzero(part_of_pair == p)
+            splits = np.concatenate([[0], np.cumsum(sizes[mine])]).astype(np.int64)
+            found = counts[int(p)].lookup(batch.users[mine], splits, batch.items[at], batch.ts_ms[mine])
+            for name in Counts.__dataclass_fields__:
+                getattr(out, name)[mine if name in PER_REQUEST else at] = getattr(found, name)
+        return out
 
     def _similar(
         self, batch: PairBatch, found: Lookup, partitions: Sequence[int], neighbours: Mapping[int, SimilarSource]

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from models.rolling import PRIOR_SHOWN, ROLLING, pick, rolling_features
-from state.counts import Counts
+from state.counts import PER_REQUEST, Counts
 
 MINUTE = 60_000
-PER_REQUEST = ("known", "user_shown", "user_clicked")
 
 
 def made_up(b: int, seed: int = 0) -> tuple[Counts, np.ndarray, np.ndarray]:

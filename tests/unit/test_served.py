@@ -17,6 +17,7 @@ from models.runtime import OnnxRuntime
 from models.served import ServedStore
 from models.similar import FORMS, SimilarInTime
 from state.api import ChangelogRecord, StoreDims, StoreSettings
+from state.counts import Counts
 from state.store import open_store
 from streams.backtest import BacktestConfig, backtest
 from streams.settings import DEMO_BUNDLE
@@ -36,7 +37,7 @@ class Recording(OnnxRuntime):
         self.info = replace(self.info, slots=SLOTS)
         self.seen: list[FilledSlots] = []
 
-    def score_both(self, batch: PairBatch, slots: Slots | FilledSlots) -> tuple[F32, F32]:
+    def score_both(self, batch: PairBatch, slots: Slots | FilledSlots, counts: Counts | None = None) -> tuple[F32, F32]:
         assert isinstance(slots, FilledSlots)
         self.seen.append(slots)
         base = self.score(batch).logit
