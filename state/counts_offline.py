@@ -78,6 +78,7 @@ class _Run:
     """[I+1]"""
     item_ts: I64
     """[E] by item and time"""
+    newest_ms: int
 
     @classmethod
     def of(cls, users: U64, items: U64, ts_ms: I64) -> _Run:
@@ -88,15 +89,12 @@ class _Run:
         keys, starts = _groups(users[by_user])
         item_keys, item_starts = _groups(items[by_item])
         return cls(
-            keys, starts, ts_ms[by_user], items[by_pair], ts_ms[by_pair], item_keys, item_starts, ts_ms[by_item]
+            keys, starts, ts_ms[by_user], items[by_pair], ts_ms[by_pair], item_keys, item_starts, ts_ms[by_item],
+            int(ts_ms.max()),
         )  # fmt: skip
 
     def __len__(self) -> int:
         return len(self.user_ts)
-
-    @property
-    def newest_ms(self) -> int:
-        return int(self.pair_ts.max())
 
     def with_(self, other: _Run, oldest_ms: int) -> _Run:
         """Both, without what is older than `oldest_ms`; `other` has something that is not."""

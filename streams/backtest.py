@@ -5,6 +5,8 @@ candidates write at `ts` is invisible to its impressions before `ts`. A delay be
 embedding is modelled exactly too: the ranker then asks as of ``now - delay``, in stores whose TTL is shorter by the
 delay, so an entry is seen from ``ts + delay`` on and until ``ts + ttl``.
 
+Rolling counts, for a bundle whose VM sees them, are exact in the same way: they too are as of the asking event's time.
+
 A catalogue record applies from its place in the log on: a block ends before a record of an item that the block has
 already mentioned. The result does not depend on the size of the blocks.
 """
@@ -23,8 +25,11 @@ import numpy.typing as npt
 
 from models.api import PairBatch, Runtime
 from models.catalogue import Catalogue
+from models.dataset import AdEvents
 from models.features import Encoder
 from state.api import ChangelogRecord, EmbeddingStore, Lookup, StoreDims, StoreSettings
+from state.counts import DAY_MS, CountSettings
+from state.counts_offline import OfflineCounts
 from state.neighbours import Neighbours, NeighbourSettings
 from state.store import open_store
 from streams.embedder import Embedder, Refresh
@@ -33,6 +38,7 @@ from streams.ranker import Ranker
 from streams.verifier import Verifier
 from topics.errors import ContractError, SettingsError
 from topics.events import Candidates, Event, Feedback, Impression, Item, RankedAds
+from topics.ids import IdHasher
 from topics.packed import EmbeddingChunk, encode_embedding
 
 I64 = npt.NDArray[np.int64]
@@ -45,6 +51,8 @@ PARTITION = 0
 class BacktestConfig:
     store: StoreSettings = field(default_factory=StoreSettings)
     gate: GateSettings = field(default_factory=GateSettings)
+    counts: CountSettings = field(default_factory=CountSettings)
+    """of the rolling counts, for a bundle whose VM sees them"""
     refresh: Refresh = "on_change"
     pair_delay_ms: int = 0
     """from a candidates event to its pair embeddings being servable"""
@@ -99,6 +107,8 @@ def validate(config: BacktestConfig) -> None:
     ttl_ms = config.store.ttl_ms
     if config.store.window_ms < ttl_ms:
         raise SettingsError("backtest.window_ms", config.store.window_ms, f"must not be below ttl_ms = {ttl_ms}")
+    if config.counts.lag_ms < 0:
+        raise SettingsError("backtest.counts.lag_ms", config.counts.lag_ms, "0 or more")
     for key in ("pair_delay_ms", "state_delay_ms"):
         delay_ms = getattr(config, key)
         if not 0 <= delay_ms < ttl_ms:
@@ -152,6 +162,8 @@ class Backtest:
         self.ranker = Ranker(runtime, encoder)
         self._computed = open_store(folder / "computed", config.store)
         self._offset = 0
+        self._hasher = IdHasher()
+        self._counts = OfflineCounts(config.counts) if info.rolling else None
         if config.pair_delay_ms or config.state_delay_ms:
             self._pairs = open_store(folder / "pairs", _shorter(config.store, config.pair_delay_ms))
             self._states = open_store(folder / "states", _shorter(config.store, config.state_delay_ms))
@@ -187,6 +199,8 @@ class Backtest:
     def block(self, events: list[Event]) -> tuple[list[Impression], list[RankedAds], Columns]:
         """One block through all roles -> its impressions, their ranked ads, and the columns of `Scored`."""
         self.catalogue.update(e for e in events if isinstance(e, Item))
+        if self._counts is not None:
+            self._count(events, self._counts)
         offered = [e for e in events if isinstance(e, Candidates)]
         requests = self.verifier.process(offered, [PARTITION] * len(offered))
         states = self._records(self.embedder.states(requests))
@@ -202,7 +216,8 @@ class Backtest:
         if not shown:
             return [], [], {}
         stores: dict[int, EmbeddingStore] = {PARTITION: self._served}  # type: ignore[dict-item]
-        ranking = self.ranker.rank(shown, [PARTITION] * len(shown), stores, self.neighbours)
+        counts = {PARTITION: self._counts} if self._counts is not None else None
+        ranking = self.ranker.rank(shown, [PARTITION] * len(shown), stores, self.neighbours, counts)
         times = [e.ts for e in shown]
         answers = self.ranker.answers(shown, ranking, times, 0, [False] * len(shown))
         columns: Columns = {
@@ -219,7 +234,15 @@ class Backtest:
         for store, delay_ms in self._opened:
             if newest - delay_ms - store.clock_ms > self.config.store.ttl_ms // 8:
                 store.expire(newest - delay_ms)  # on the clock that this store is asked by
+        if self._counts is not None:
+            self._counts.expire(newest - DAY_MS)  # the log's time may step back, by less than a day
         return shown, answers, columns
+
+    def _count(self, events: list[Event], counts: OfflineCounts) -> None:
+        shown = AdEvents.of([(e.user, e.ts, e.ads) for e in events if isinstance(e, Impression)], self._hasher)
+        clicks = AdEvents.of([(e.user, e.ts, e.clicked) for e in events if isinstance(e, Feedback)], self._hasher)
+        counts.shown(shown.users, shown.ts_ms, shown.splits, shown.items)
+        counts.clicked(clicks.users, clicks.ts_ms, clicks.splits, clicks.items)
 
     def _fm(self, batch: PairBatch) -> F32:
         return self.runtime.embed(batch)[:, -1]

@@ -28,6 +28,9 @@ ShareOption = Annotated[float, typer.Option(help="Share of the pairs seen that m
 TopKOption = Annotated[int, typer.Option(help="Pairs accepted at most per candidates event; 0: no limit.", min=0)]
 ThresholdOption = Annotated[float, typer.Option(help="Least pCTR that is worth an FM call.", min=0, max=1)]
 DelayOption = Annotated[str, typer.Option(help="From an event to its embeddings being servable.")]
+CountLagOption = Annotated[
+    str, typer.Option(help="Rolling counts leave out what is newer, for a bundle whose VM sees them; as in training.")
+]
 RefreshOption = Annotated[
     str, typer.Option(help="on_change: embed a live pair again when the user's history moved; ttl: only after its TTL.")
 ]
@@ -53,6 +56,7 @@ def backtest(
     threshold: ThresholdOption = 0.0,
     pair_delay: DelayOption = "0",
     state_delay: DelayOption = "0",
+    count_lag: CountLagOption = "10s",
     refresh: RefreshOption = "on_change",
     neighbours: NeighboursOption = 16,
     start: StartOption = None,
@@ -76,7 +80,7 @@ def backtest(
     _quiet()
     config = configure(
         ttl, window, budget, burst, share, top_k, threshold, pair_delay, state_delay, refresh, neighbours, start,
-        not no_fm,
+        not no_fm, count_lag,
     )  # fmt: skip
     path = _bundle(bundle)
     runtime = open_runtime(path, device, THREADS)
@@ -133,6 +137,7 @@ def sweep(
     threshold: ThresholdOption = 0.0,
     pair_delay: DelayOption = "0",
     state_delay: DelayOption = "0",
+    count_lag: CountLagOption = "10s",
     refresh: RefreshOption = "on_change",
     neighbours: NeighboursOption = 16,
     start: StartOption = None,
@@ -153,7 +158,7 @@ def sweep(
     _quiet()
     base = configure(
         ttl, window, budget, burst, share, top_k, threshold, pair_delay, state_delay, refresh, neighbours, start,
-        not no_fm,
+        not no_fm, count_lag,
     )  # fmt: skip
     axes = sweeps.parse_grid(grid)
     points = sweeps.points(axes, each)
@@ -176,10 +181,11 @@ def sweep(
 
 def configure(
     ttl: str, window: str, budget: float, burst: str, share: float, top_k: int, threshold: float, pair_delay: str,
-    state_delay: str, refresh: str, neighbours: int, start: str | None, with_fm: bool,
+    state_delay: str, refresh: str, neighbours: int, start: str | None, with_fm: bool, count_lag: str = "10s",
 ) -> BacktestConfig:  # fmt: skip
     """Raises `SettingsError` naming the flag."""
     from state.api import StoreSettings
+    from state.counts import CountSettings
     from streams.backtest import BacktestConfig
     from streams.durations import parse_ms
     from streams.gate import GateSettings
@@ -199,6 +205,7 @@ def configure(
             budget_share=share,
             budget_burst_s=parse_ms("--burst", burst) / 1000,
         ),
+        counts=CountSettings(lag_ms=parse_ms("--count-lag", count_lag)),
         refresh=refresh,  # type: ignore[arg-type]
         pair_delay_ms=parse_ms("--pair-delay", pair_delay),
         state_delay_ms=parse_ms("--state-delay", state_delay),
@@ -217,6 +224,7 @@ def describe(config: BacktestConfig) -> dict[str, Any]:
         "threshold": gate.threshold,
         "pair_delay_ms": config.pair_delay_ms, "state_delay_ms": config.state_delay_ms, "refresh": config.refresh,
         "neighbours": config.neighbours,
+        "count_lag_ms": config.counts.lag_ms,
         "start_ms": config.start_ms,
     }  # fmt: skip
 
