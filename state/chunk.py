@@ -8,7 +8,7 @@ writing a record twice writes the same bytes to the same place.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,7 +68,22 @@ class Batch:
 
 
 def parse_batch(records: Sequence[ChangelogRecord]) -> Batch:
-    """Checks and columns of a batch: one compiled pass, and a closer look at the records that it is not sure of."""
+    """Checks and columns of a batch of embedding chunks."""
+    return parse_with(records, kernels.scan, _facts)
+
+
+def _facts(value: bytes | None) -> tuple[int, int, int]:
+    chunk = decode_chunk(value)
+    return chunk.user, chunk.ts_ms, len(chunk.items)
+
+
+def parse_with(
+    records: Sequence[ChangelogRecord],
+    scan: Callable[..., None],
+    facts: Callable[[bytes | None], tuple[int, int, int]],
+) -> Batch:
+    """One compiled pass, `scan` (arguments as `kernels.scan`), and a closer look at the records that it is not sure of:
+    `facts` gives (user, event time, pairs) or raises `DecodeError`."""
     n = len(records)
     parts: list[bytes] = []
     sizes = np.empty(n, np.int64)
@@ -85,13 +100,12 @@ def parse_batch(records: Sequence[ChangelogRecord]) -> Batch:
     users = np.zeros(n, np.uint64)
     ts, pairs = np.zeros((2, n), np.int64)
     fine = np.zeros(n, np.bool_)
-    kernels.scan(words, starts, sizes, MAX_TS, users, ts, pairs, fine)
+    scan(words, starts, sizes, MAX_TS, users, ts, pairs, fine)
     offsets = np.array([r.offset for r in records], np.int64)
     rejected: list[tuple[int, str]] = []
     for i in np.flatnonzero(~fine).tolist():
         try:
-            chunk = decode_chunk(records[i].value)
-            users[i], ts[i], pairs[i] = chunk.user, chunk.ts_ms, len(chunk.items)
+            users[i], ts[i], pairs[i] = facts(records[i].value)
             fine[i] = True
         except DecodeError as e:
             rejected.append((records[i].offset, e.reason))

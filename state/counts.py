@@ -44,7 +44,8 @@ class Counts:
     """Answers aligned with the question: N pairs, B requests. All zero where nothing was counted."""
 
     known: npt.NDArray[np.bool_]
-    """[B] False where there are no counts to ask, as in a role that does not follow them"""
+    """[B] False where there are no counts to ask: in a role that does not follow them, before they are restored, while
+    no counter runs (nothing was counted for more than an hour), and for requests hours behind the stream"""
     item_shown_hour: U32
     """[N]"""
     item_clicked_hour: U32
