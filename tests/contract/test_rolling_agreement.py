@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from count_cases import SETTINGS, CountLog, Seen
 
-from models.api import F32, PairBatch
+from models.api import F32, U64, PairBatch
 from models.bundle import read_bundle
 from models.catalogue import Catalogue
 from models.counted import CountedImpressions
@@ -20,6 +21,7 @@ from models.features import Encoder
 from models.rolling import ROLLING
 from models.runtime import OnnxRuntime
 from state.api import StoreSettings
+from state.count_store import SILENT_MS, ItemCounts, PairCounts, parse_counts, store_settings
 from state.counts import Counts, CountSettings, CountSource
 from state.counts_offline import OfflineCounts
 from state.counts_reference import ReferenceCounts
@@ -103,6 +105,37 @@ def test_what_is_counted_is_something(data: Dataset) -> None:
         assert len(np.unique(columns[:, k])) > 2, name
 
 
+class Serving:
+    """The counts as serving keeps them, from the records that the counter writes."""
+
+    def __init__(self, folder: Path) -> None:
+        newest = -1
+
+        def clock(ts: int) -> int:
+            nonlocal newest
+            newest = max(newest, ts)
+            return newest
+
+        self._log = CountLog()
+        self.items = ItemCounts(SETTINGS, clock)
+        self.store = open_store(folder, store_settings(StoreSettings(), SETTINGS), parse_counts)
+        self._counts = PairCounts(self.store, self.items, SETTINGS)
+        self.items.restored = self._counts.restored = True
+        self.lookup = self._counts.lookup
+
+    def shown(self, user: int, items: U64, ts_ms: int, clicked: bool = False) -> None:
+        if not len(items):
+            return
+        chunks, deltas = len(self._log.chunks), len(self._log.deltas)
+        self._log.write([Seen(user, ts_ms, clicked, tuple(items.tolist()))])
+        self.store.apply(self._log.chunks[chunks:])
+        new = self._log.deltas[deltas:]
+        self.items.apply(0, [r.offset for r in new], [r.value for r in new], new[-1].offset + 1)
+
+    def clicked(self, user: int, items: U64, ts_ms: int) -> None:
+        self.shown(user, items, ts_ms, clicked=True)
+
+
 class Fed:
     """A source that is told of the log's events one by one."""
 
@@ -115,10 +148,10 @@ class Fed:
         clicked = isinstance(event, Feedback)
         items = self._hasher.many(event.clicked if isinstance(event, Feedback) else event.ads)
         add = self.source.clicked if clicked else self.source.shown
-        if isinstance(self.source, ReferenceCounts):
-            add(hash_id(event.user), items, event.ts)
-        else:
+        if isinstance(self.source, OfflineCounts):
             add(np.array([hash_id(event.user)], np.uint64), np.array([event.ts]), np.array([0, len(items)]), items)
+        else:
+            add(hash_id(event.user), items, event.ts)
 
 
 @pytest.fixture
@@ -143,7 +176,7 @@ def served(events: list[Event], ranker: tuple[Ranker, Recording, Any], sources: 
         waiting.clear()
 
     for event in events:
-        for fed in sources.values():
+        for fed in set(sources.values()):
             fed.add(event)
         if isinstance(event, Impression):
             waiting.append(event)
@@ -167,6 +200,22 @@ def test_the_reference_agrees(events: list[Event], data: Dataset, ranker: tuple[
     got, wanted = served(part, ranker, {p: Fed(ReferenceCounts) for p in (0, 1)}), training(data)
     assert len(got) > 50
     assert {k: v for k, v in got.items() if k in wanted} == {k: wanted[k] for k in got if k in wanted}
+
+
+def test_what_serving_keeps_agrees(
+    events: list[Event], data: Dataset, ranker: tuple[Ranker, Recording, Any], tmp_path: Path
+) -> None:
+    """Where it knows anything: it does not before the first record, nor after an hour in which nothing was counted."""
+    fed = Fed(lambda: Serving(tmp_path / "counts"))
+    got, wanted = served(events, ranker, {0: fed, 1: fed}), training(data)
+    fed.source.store.close()
+    unknown = {k for k, row in got.items() if not any(row)}
+    assert {k: got[k] for k in wanted if k not in unknown} == {k: v for k, v in wanted.items() if k not in unknown}
+    times = np.array([e.ts for e in events if isinstance(e, Impression | Feedback)])
+    for k in unknown:
+        before = times[times < int(k.split()[1])]
+        assert not len(before) or int(k.split()[1]) - before.max() > SILENT_MS
+    assert len(unknown) < 0.1 * len(got)
 
 
 def test_a_partition_without_counts_is_unknown(
