@@ -4,7 +4,8 @@ The folder is looked at every `model.reload_s`. What changes is tried once it ha
 copy in progress is not taken for a bundle; a bad bundle is refused loudly (once) and the old one goes on serving.
 
 A bundle with the same feature spec is swapped in between two batches of a step. One with another spec changes what the
-catalogue and the packed requests mean: the role then restarts its loops in place, from what is committed.
+catalogue and the packed requests mean, and one that sees rolling counts where the old one did not (or the other way
+round) what the ranker follows: the role then restarts its loops in place, from what is committed.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class BundleWatch:
         self._tried = self._seen = signature(folder)
         self._current = _identity(folder)
         self.restart_wanted = threading.Event()
-        """set when the new bundle has another feature spec"""
+        """set when the new bundle has another feature spec, or follows other topics"""
         self.accepted = 0
         self.refused = 0
         self._stop = threading.Event()
@@ -92,7 +93,7 @@ class BundleWatch:
         self.accepted += 1
         old, self.info = self.info, fresh[0].info
         log.warning("bundle %s: %s, %s take over from %s, %s", self._folder, self.info.vm, self.info.fm, old.vm, old.fm)
-        if self.info.spec != old.spec:
+        if (self.info.spec, self.info.rolling) != (old.spec, old.rolling):
             for runtime in fresh:
                 runtime.close()
             self.restart_wanted.set()

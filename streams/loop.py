@@ -1,7 +1,7 @@
 """The transactional loop: the one place that talks to Kafka while working.
 
 Four threads, so that polling never waits for a model and a model not for a transaction: the *poller* (the thread that
-calls `Loop.run`) owns the consumer, the *follower* reads the changelog and the catalogue, the *worker* runs the step,
+calls `Loop.run`) owns the consumer, the *follower* reads changelogs and the catalogue, the *worker* runs the step,
 and `Commits` has one for the transactions. The first two meet the worker in one mailbox. When too many polled records
 wait in it the poller pauses its partitions and goes on polling.
 
@@ -100,6 +100,10 @@ class Loop:
         self._ready: set[int] = set()
         self._restoring: dict[int, float] = {}
         """partition -> when its restore began"""
+        self._behind: dict[int, set[str]] = {}
+        """partition -> followed topics not yet read to their end"""
+        self._unheard: set[tuple[str, int]] = set()
+        """partitions of broadcasts not yet read to their end"""
         self._to_resume: SimpleQueue[int] = SimpleQueue()
         self._waiting = 0
         self._waiting_bytes = 0
@@ -112,10 +116,11 @@ class Loop:
         self._items_left: set[int] = set()
         self._postponed: list[_Opened] = []
         self._topic = settings.kafka.topic(step.input_topic)
-        self._changelog = settings.kafka.topic(step.changelog_topic) if step.changelog_topic else None
+        self._follows = {settings.kafka.topic(t): t for t in step.follows}
+        self._broadcasts = {settings.kafka.topic(t): t for t in step.broadcasts}
         self._items_topic = settings.kafka.topic("items")
         self._consumer: Consumer = self._make_consumer()
-        watched = [t for t in (self._topic, self._changelog, self._items_topic) if t is not None]
+        watched = [self._topic, *self._follows, *self._broadcasts, *([self._items_topic] if step.reads_items else [])]
         self._follower = Follower(settings.kafka, step.role, self._mail.put, watched)
         self._worker = threading.Thread(target=self._work, name=f"{step.role}-worker", daemon=True)
         self._group_metadata: Any = None
@@ -167,7 +172,7 @@ class Loop:
         worker = self._worker
         try:
             self._committer.start()
-            self._load_items()
+            self._load_whole()
             self._follower.start()
             self._commits.start()
             worker.start()
@@ -403,12 +408,14 @@ class Loop:
             properties["group_instance_id"] = f"{self.step.role}-{self.instance}"
         return consumer(self.settings.kafka, group_name(self.settings.kafka, self.step.role), **properties)
 
-    def _load_items(self) -> None:
-        """Follows the whole catalogue from its beginning; work starts when its present end is reached."""
-        n = self._follower.partitions(self._items_topic)
-        self._items_left = set(range(n))
-        for p in range(n):
-            self._follower.add(self._items_topic, p, None, 0)
+    def _load_whole(self) -> None:
+        """Follows the catalogue and the broadcasts from their beginning; work starts when the catalogue's present end
+        is reached."""
+        if self.step.reads_items:
+            self._items_left = set(range(self._follower.partitions(self._items_topic)))
+        self._unheard = {(t, p) for t in self._broadcasts for p in range(self._follower.partitions(t))}
+        for topic, p in (*((self._items_topic, p) for p in sorted(self._items_left)), *sorted(self._unheard)):
+            self._follower.add(topic, p, None, 0)
 
     # -- worker ------------------------------------------------------------------------------------------------------
 
@@ -485,14 +492,14 @@ class Loop:
         p = mail.partition
         if self._owned.get(p) != mail.generation:
             return
-        bounds = self._follower.bounds(self._changelog, p) if self._changelog else None
-        start = self.step.open(p, mail.metadata, bounds)
+        bounds = {name: self._follower.bounds(topic, p) for topic, name in self._follows.items()}
+        starts = self.step.open(p, mail.metadata, bounds)
         self._open.add(p)
-        if self._changelog:
-            self._restoring[p] = time.monotonic()
-            self._follower.add(self._changelog, p, start, mail.generation)
-        else:
-            self._to_resume.put(p)
+        self._restoring[p] = time.monotonic()
+        for topic, name in self._follows.items():
+            self._behind.setdefault(p, set()).add(topic)
+            self._follower.add(topic, p, starts[name], mail.generation)
+        self._resume_if_restored()
 
     def _take_followed(self, mail: Followed) -> None:
         try:
@@ -505,14 +512,33 @@ class Loop:
                         postponed, self._postponed = self._postponed, []
                         for opened in postponed:
                             self._take_opened(opened)
+            elif (broadcast := self._broadcasts.get(mail.topic)) is not None:
+                self.step.hear(broadcast, mail.partition, mail.offsets, mail.values, mail.next_offset)
+                if mail.caught_up and (mail.topic, mail.partition) in self._unheard:
+                    self._unheard.discard((mail.topic, mail.partition))
+                    if not self._unheard:
+                        self.step.heard()
+                        self._resume_if_restored()
             elif mail.partition in self._open and self._owned.get(mail.partition) == mail.generation:
                 failpoints.hit("in_restore")
-                self.step.follow(mail.partition, mail.offsets, mail.values, mail.next_offset)
-                if mail.caught_up and self._restoring.pop(mail.partition, None) is not None:
-                    self.step.restored(mail.partition)
-                    self._to_resume.put(mail.partition)
+                name = self._follows[mail.topic]
+                self.step.follow(name, mail.partition, mail.offsets, mail.values, mail.next_offset)
+                behind = self._behind.get(mail.partition, set())
+                if mail.caught_up and mail.topic in behind:
+                    behind.discard(mail.topic)
+                    if not behind:
+                        self.step.restored(mail.partition)
+                        self._resume_if_restored()
         finally:
             mail.done()
+
+    def _resume_if_restored(self) -> None:
+        """Lets work begin on the partitions of which nothing is left to read."""
+        if self._unheard:
+            return
+        for p in [p for p in self._restoring if not self._behind.get(p)]:
+            del self._restoring[p]
+            self._to_resume.put(p)
 
     def _take_closed(self, mail: _Closed) -> None:
         self._postponed = [o for o in self._postponed if o.partition not in mail.partitions]
@@ -525,8 +551,9 @@ class Loop:
         if partition in self._open:
             self._open.discard(partition)
             self._restoring.pop(partition, None)
-            if self._changelog:
-                self._follower.remove(self._changelog, partition)
+            self._behind.pop(partition, None)
+            for topic in self._follows:
+                self._follower.remove(topic, partition)
             self.step.close(partition)
 
     def _close_all(self) -> None:

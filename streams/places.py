@@ -13,7 +13,8 @@ import shutil
 from pathlib import Path
 
 from state.api import StoreSettings
-from state.store import RocksStore, open_store
+from state.chunk import parse_batch
+from state.store import Parser, RocksStore, open_store
 from topics.errors import StoreLocked
 
 log = logging.getLogger(__name__)
@@ -21,12 +22,12 @@ log = logging.getLogger(__name__)
 MAX_STAND_INS = 8
 
 
-def open_place(folder: Path, partition: int, settings: StoreSettings) -> RocksStore:
+def open_place(folder: Path, partition: int, settings: StoreSettings, parse: Parser = parse_batch) -> RocksStore:
     """Waits `settings.lock_timeout_s` for the partition's own store, then takes a stand-in. Raises `StoreLocked` when
     all are held."""
     own = folder / str(partition)
     try:
-        store = open_store(own, settings)
+        store = open_store(own, settings, parse)
     except StoreLocked as e:
         log.warning("%s; a stand-in beside it is used and rebuilt from the changelog", e)
     else:
@@ -35,10 +36,10 @@ def open_place(folder: Path, partition: int, settings: StoreSettings) -> RocksSt
     at_once = dataclasses.replace(settings, lock_timeout_s=0.0)
     for k in range(1, MAX_STAND_INS):
         try:
-            return open_store(folder / f"{partition}.{k}", at_once)
+            return open_store(folder / f"{partition}.{k}", at_once, parse)
         except StoreLocked:
             continue
-    return open_store(folder / f"{partition}.{MAX_STAND_INS}", at_once)
+    return open_store(folder / f"{partition}.{MAX_STAND_INS}", at_once, parse)
 
 
 def close_place(store: RocksStore, deadline_s: float) -> None:

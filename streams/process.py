@@ -12,6 +12,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
+from streams.heap import bound_heaps
 from streams.instance import Instance
 from streams.settings import Settings
 
@@ -22,6 +23,7 @@ _LIVE_S = 60.0
 
 def run_role(role: str, settings: Settings) -> None:
     """Runs until a signal. Returns after a clean stop; raises what made it impossible to go on."""
+    bound_heaps()
     from topics.admin import require
 
     stopping = threading.Event()
@@ -30,13 +32,13 @@ def run_role(role: str, settings: Settings) -> None:
     try:
         require(settings.kafka)
         while _serve(role, settings, instance.name, stopping):
-            log.warning("%s: starting again with a bundle of another feature spec", role)
+            log.warning("%s: starting again with a bundle that reads other features or topics", role)
     finally:
         instance.release()
 
 
 def _serve(role: str, settings: Settings, instance: str, stopping: threading.Event) -> bool:
-    """Runs the role's loops until `stopping`. True: start again, the bundle has another feature spec."""
+    """Runs the role's loops until `stopping`. True: start again, the bundle reads other features or topics."""
     from models.runtime import open_runtime
     from streams.backlog import Backlog
     from streams.bundles import BundleWatch

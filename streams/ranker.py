@@ -146,7 +146,7 @@ class Ranker:
         found = self._lookup(batch, topics, partitions, stores)
         similar = self._similar(batch, found, partitions, neighbours) if neighbours else None
         slots = fill_slots(found, batch, vectors, item_rows, self.runtime, batch.ts_ms, similar)
-        counted = self._counts(batch, partitions, counts) if counts and self.runtime.info.rolling else None
+        counted = self._counts(batch, partitions, counts or {}) if self.runtime.info.rolling else None
         base, logit = self.runtime.score_both(batch, slots, counted)
         score = _sigmoid(logit)
         # A score that is not finite (input features are other people's) goes last.
@@ -226,6 +226,13 @@ class Ranker:
         return _merge(batch, dims, pieces)
 
     def _counts(self, batch: PairBatch, partitions: Sequence[int], counts: Mapping[int, CountSource]) -> Counts:
+        found = self._count_lookup(batch, partitions, counts)
+        known = int(found.known.sum())
+        self.counters["counts_known"] += known
+        self.counters["counts_unknown"] += batch.requests - known
+        return found
+
+    def _count_lookup(self, batch: PairBatch, partitions: Sequence[int], counts: Mapping[int, CountSource]) -> Counts:
         parts = np.asarray(partitions)
         unique = np.unique(parts)
         if len(unique) == 1 and int(unique[0]) in counts:

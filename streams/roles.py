@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from models.api import Runtime
 from models.catalogue import Catalogue
 from models.features import Encoder
 from state.api import ChangelogRecord
 from state.neighbours import Neighbours, NeighbourSettings
-from state.restore import RestoreReporter, plan_restore
-from state.store import RocksStore
-from streams import failpoints
 from streams.backlog import Backlog
-from streams.clock import EventClock
+from streams.count_stores import CountStores
 from streams.decoding import keyed_events, precompute_requests
 from streams.embedder import Embedder
 from streams.gate import Gate, GateSettings
-from streams.places import close_place, open_place
 from streams.ranker import Ranker
 from streams.settings import Settings
-from streams.step import Dead, Output, Record, StepResult
+from streams.step import Dead, Output, PlainStep, Record, StepResult
+from streams.stores import Stores
 from streams.verifier import Verifier
 from topics.errors import InvalidEvent
 from topics.events import Impression, Rejected, decode_candidates, decode_impression, decode_item, encode
@@ -35,124 +30,18 @@ log = logging.getLogger(__name__)
 
 # Of a packed request: item hash and score; its item features come on top.
 _BYTES_PER_PAIR = 12
-_SECOND_WAIT_S = 0.5
 
 
-class Stores:
-    """The state stores of the partitions held, one RocksDB each, and their event clocks."""
+class BaseStep(PlainStep):
+    """What the roles with a model share: the catalogue, feature encoder and the model's replacement."""
 
-    def __init__(self, folder: Path, settings: Settings) -> None:
-        self.folder, self._settings = folder, settings
-        self.by_partition: dict[int, RocksStore] = {}
-        self._clocks: dict[int, EventClock] = {}
-        self._own: dict[int, set[int]] = {}
-        self._restores: dict[int, RestoreReporter] = {}
-        self._stood_in_s = float("-inf")
-        """when a stand-in was last taken"""
-        self.counters: Counter[str] = Counter()
-
-    def open(self, partition: int, log_bounds: tuple[int, int] | None) -> int | None:
-        assert log_bounds is not None
-        store = self._open_place(partition)
-        plan = plan_restore(store.position, *log_bounds)
-        if plan.action == "wipe":
-            store.wipe(plan.reason)
-            self.counters["stores_wiped"] += 1
-        self._restores[partition] = RestoreReporter(f"{self.folder.name}/{partition}", plan)
-        self.by_partition[partition] = store
-        self._clocks[partition] = EventClock(store.clock_ms)
-        self._own[partition] = set()
-        return plan.start
-
-    def _open_place(self, partition: int) -> RocksStore:
-        """A frozen process holds all of its stores: it is waited for once, not once per partition."""
-        settings = self._settings.store
-        if time.monotonic() - self._stood_in_s < 3 * settings.lock_timeout_s:
-            settings = dataclasses.replace(settings, lock_timeout_s=_SECOND_WAIT_S)
-        store = open_place(self.folder, partition, settings)
-        if store.path.name != str(partition):
-            self._stood_in_s = time.monotonic()
-            self.counters["stores_stood_in"] += 1
-        return store
-
-    def close(self, partition: int) -> None:
-        store = self.by_partition.pop(partition, None)
-        self._clocks.pop(partition, None)
-        self._own.pop(partition, None)
-        self._restores.pop(partition, None)
-        if store is not None:
-            close_place(store, self._settings.loop.shutdown_deadline_s)
-
-    def follow(self, partition: int, offsets: Sequence[int], values: Sequence[bytes | None], next_offset: int) -> None:
-        own = self._own[partition]
-        records = []
-        for offset, value in zip(offsets, values, strict=True):
-            if offset in own:
-                own.discard(offset)
-            else:
-                records.append(ChangelogRecord(offset, value or b""))
-        failpoints.hit_soon("in_write")
-        result = self.by_partition[partition].apply(records, next_offset)
-        self._tally(result.applied, result.pairs, result.expired, result.rejected, partition)
-        restore = self._restores.get(partition)
-        if restore is not None:
-            restore.update(next_offset)
-
-    def restored(self, partition: int) -> None:
-        self._restores.pop(partition, None)
-
-    def apply_own(self, partition: int, records: Sequence[ChangelogRecord]) -> None:
-        """Our own committed outputs, ahead of the follower: the position stays where the follower is."""
-        store = self.by_partition.get(partition)
-        if store is None:
-            return
-        behind = store.position or 0
-        ahead = [r for r in records if r.offset >= behind]
-        failpoints.hit_soon("in_write")
-        store.apply(ahead, next_offset=behind)
-        self._own[partition].update(r.offset for r in ahead)
-
-    def advance(self, partition: int, ts_ms: Sequence[int]) -> None:
-        """Event times of this partition's input, in order: they move its clock, and the clock expires segments."""
-        clock = self._clocks[partition]
-        before, late, doubted = clock.now_ms, clock.late, clock.jumps_doubted
-        for ts in ts_ms:
-            clock.see(ts)
-        self.counters["events_late"] += clock.late - late
-        self.counters["jumps_doubted"] += clock.jumps_doubted - doubted
-        step = self._settings.store.ttl_ms // (8 * self._settings.store.segments_per_ttl)
-        store = self.by_partition[partition]
-        if clock.now_ms > before and clock.now_ms >= store.clock_ms + step:
-            self.counters["segments_dropped"] += store.expire(clock.now_ms)
-
-    def clock_ms(self, partition: int) -> int:
-        """Event time of the partition's input, -1 before its first events."""
-        return self._clocks[partition].now_ms
-
-    def _tally(self, applied: int, pairs: int, expired: int, rejected: list[tuple[int, str]], partition: int) -> None:
-        self.counters["chunks_applied"] += applied
-        self.counters["pairs_applied"] += pairs
-        self.counters["chunks_expired"] += expired
-        self.counters["chunks_rejected"] += len(rejected)
-        for offset, reason in rejected[:3]:
-            log.warning("changelog partition %d offset %d is no chunk: %s; passed over", partition, offset, reason)
-
-
-class BaseStep:
-    """What the roles share: the catalogue, feature encoder and counters."""
-
-    role = ""
-    input_topic = ""
-    changelog_topic: str | None = None
-    pure = True
-    linger_s = 0.0
-    restore_deadline_s = 0.0
+    reads_items = True
 
     def __init__(self, runtime: Runtime, settings: Settings) -> None:
+        super().__init__()
         self.runtime, self.settings = runtime, settings
         self.catalogue = Catalogue(runtime.info.spec)
         self.encoder = Encoder(runtime.info.spec, self.catalogue)
-        self.counters: Counter[str] = Counter()
         self.next_runtime: Callable[[], Runtime | None] = lambda: None
         """asked between batches for a model to go on with; it has the same feature spec"""
 
@@ -164,30 +53,6 @@ class BaseStep:
         self.runtime.embed(one)
         self.runtime.score(one)
         self.runtime.dots(state, vectors, one.splits)
-
-    def enough(self, records: int, value_bytes: int) -> bool:
-        return True
-
-    def parts(self, records: Sequence[Record]) -> Sequence[Sequence[Record]]:
-        return (records,)
-
-    def open(self, partition: int, metadata: str | None, log: tuple[int, int] | None) -> int | None:
-        return None
-
-    def close(self, partition: int) -> None:
-        pass
-
-    def metadata(self, partition: int) -> str:
-        return ""
-
-    def follow(self, partition: int, offsets: Sequence[int], values: Sequence[bytes | None], next_offset: int) -> None:
-        pass
-
-    def restored(self, partition: int) -> None:
-        pass
-
-    def committed(self, outputs: Sequence[Output], offsets: Sequence[int]) -> None:
-        pass
 
     def items(self, values: Sequence[bytes | None]) -> None:
         good = []
@@ -215,13 +80,6 @@ class BaseStep:
         """Gives the core another model; counters, gates and stores stay."""
         raise AssertionError(f"{type(self).__name__} has no core to swap")
 
-    def totals(self) -> Mapping[str, int]:
-        return self.counters
-
-    def _tally_dead(self, dead: Sequence[Dead]) -> None:
-        for d in dead:
-            self.counters[f"rejected_{d.rejected.reason}"] += 1
-
 
 class VerifierStep(BaseStep):
     role = "verifier"
@@ -237,9 +95,9 @@ class VerifierStep(BaseStep):
     def swap(self, runtime: Runtime) -> None:
         self.core.runtime = runtime
 
-    def open(self, partition: int, metadata: str | None, log: tuple[int, int] | None) -> int | None:
+    def open(self, partition: int, metadata: str | None, logs: Mapping[str, tuple[int, int]]) -> Mapping[str, int]:
         self.core.gates[partition] = Gate.load(self._gates, metadata)
-        return None
+        return {}
 
     def close(self, partition: int) -> None:
         before = self.core.totals()
@@ -265,7 +123,7 @@ class VerifierStep(BaseStep):
             outputs.append(Output("precompute", records[i].partition, records[i].key, value, i))
         if self.backlog is not None:
             self.backlog.sent(requests)
-        self._tally_dead(dead)
+        self.tally_dead(dead)
         return StepResult(outputs, dead)
 
     def totals(self) -> Mapping[str, int]:
@@ -298,7 +156,7 @@ class StateLane(BaseStep):
                 dead.append(Dead(i, Rejected("state_not_finite", "the FM's user state has a value that is not finite")))
         # What the pair lane rejects too is its to report: one DLQ record per bad request.
         dead = [d for d in dead if d.rejected.reason == "state_not_finite"]
-        self._tally_dead(dead)
+        self.tally_dead(dead)
         return StepResult(outputs, dead)
 
     def totals(self) -> Mapping[str, int]:
@@ -311,6 +169,7 @@ class PairLane(BaseStep):
     role = "embedder"
     input_topic = "precompute"
     changelog_topic = "embeddings"
+    follows: tuple[str, ...] = ("embeddings",)
     pure = False  # a pair just embedded is fresh to the next batch only when its chunk is applied
 
     def __init__(self, runtime: Runtime, settings: Settings) -> None:
@@ -339,13 +198,15 @@ class PairLane(BaseStep):
             room -= pairs
         return parts
 
-    def open(self, partition: int, metadata: str | None, log: tuple[int, int] | None) -> int | None:
-        return self.stores.open(partition, log)
+    def open(self, partition: int, metadata: str | None, logs: Mapping[str, tuple[int, int]]) -> Mapping[str, int]:
+        return {"embeddings": self.stores.open(partition, logs["embeddings"])}
 
     def close(self, partition: int) -> None:
         self.stores.close(partition)
 
-    def follow(self, partition: int, offsets: Sequence[int], values: Sequence[bytes | None], next_offset: int) -> None:
+    def follow(
+        self, topic: str, partition: int, offsets: Sequence[int], values: Sequence[bytes | None], next_offset: int
+    ) -> None:
         self.stores.follow(partition, offsets, values, next_offset)
 
     def restored(self, partition: int) -> None:
@@ -370,7 +231,7 @@ class PairLane(BaseStep):
                 dead.append(Dead(i, Rejected("vector_not_finite", text)))
         for p, ts in times.items():
             self.stores.advance(p, ts)
-        self._tally_dead(dead)
+        self.tally_dead(dead)
         return StepResult(outputs, dead)
 
     def committed(self, outputs: Sequence[Output], offsets: Sequence[int]) -> None:
@@ -387,7 +248,7 @@ class PairLane(BaseStep):
 class RankerStep(BaseStep):
     role = "ranker"
     input_topic = "impressions"
-    changelog_topic = "embeddings"
+    follows: tuple[str, ...] = ("embeddings",)
 
     def __init__(self, runtime: Runtime, settings: Settings, clock: Callable[[], float] = time.time) -> None:
         super().__init__(runtime, settings)
@@ -398,6 +259,11 @@ class RankerStep(BaseStep):
         self.restore_deadline_s = settings.ranker.restore_deadline_s
         self._neighbours: dict[int, Neighbours] = {}
         self._rebuild_due_s = 0.0
+        self.counts: CountStores | None = None
+        if runtime.info.rolling:
+            self.counts = CountStores(settings.store.dir / f"{self.role}-counts", settings)
+            self.follows = ("embeddings", "counts")
+            self.broadcasts = ("item-counts",)
 
     def swap(self, runtime: Runtime) -> None:
         self.core.swap(runtime)
@@ -407,17 +273,21 @@ class RankerStep(BaseStep):
         for p in self.stores.by_partition:
             self._find_neighbours(p)
 
-    def open(self, partition: int, metadata: str | None, log: tuple[int, int] | None) -> int | None:
+    def open(self, partition: int, metadata: str | None, logs: Mapping[str, tuple[int, int]]) -> Mapping[str, int]:
         self._restoring.add(partition)
-        start = self.stores.open(partition, log)
+        starts = {"embeddings": self.stores.open(partition, logs["embeddings"])}
+        if self.counts is not None:
+            starts["counts"] = self.counts.open(partition, logs["counts"])
         self._find_neighbours(partition)
-        return start
+        return starts
 
     def close(self, partition: int) -> None:
         self._restoring.discard(partition)
         if partition in self._neighbours:
             self._neighbours.pop(partition).close()
         self.stores.close(partition)
+        if self.counts is not None:
+            self.counts.close(partition)
 
     def idle(self) -> None:
         super().idle()
@@ -437,19 +307,36 @@ class RankerStep(BaseStep):
                 NeighbourSettings(k=k), self.stores.folder / f"{partition}-neighbours",
             )  # fmt: skip
 
-    def follow(self, partition: int, offsets: Sequence[int], values: Sequence[bytes | None], next_offset: int) -> None:
-        self.stores.follow(partition, offsets, values, next_offset)
+    def follow(
+        self, topic: str, partition: int, offsets: Sequence[int], values: Sequence[bytes | None], next_offset: int
+    ) -> None:
+        followed = self.counts if topic == "counts" else self.stores
+        assert followed is not None
+        followed.follow(partition, offsets, values, next_offset)
+
+    def hear(
+        self, topic: str, partition: int, offsets: Sequence[int], values: Sequence[bytes | None], next_offset: int
+    ) -> None:
+        assert self.counts is not None
+        self.counts.items.apply(partition, offsets, values, next_offset)
 
     def restored(self, partition: int) -> None:
         self._restoring.discard(partition)
         self.stores.restored(partition)
+        if self.counts is not None:
+            self.counts.restored(partition)
+
+    def heard(self) -> None:
+        if self.counts is not None:
+            self.counts.items.restored = True
 
     def run(self, records: Sequence[Record]) -> StepResult:
         events, sources, dead = keyed_events(records, decode_impression, self.settings.loop.max_ahead_ms)
         outputs: list[Output] = []
         if events:
             partitions = [records[i].partition for i in sources]
-            ranking = self.core.rank(events, partitions, self.stores.by_partition, self._neighbours)
+            counts = self.counts.by_partition if self.counts is not None else None
+            ranking = self.core.rank(events, partitions, self.stores.by_partition, self._neighbours, counts)
             answers = self.core.answers(
                 events,
                 ranking,
@@ -466,11 +353,14 @@ class RankerStep(BaseStep):
                 times.setdefault(p, []).append(e.ts)
             for p, ts in times.items():
                 self.stores.advance(p, ts)
-        self._tally_dead(dead)
+                if self.counts is not None:
+                    self.counts.advance(p, self.stores.clock_ms(p))
+        self.tally_dead(dead)
         return StepResult(outputs, dead)
 
     def totals(self) -> Mapping[str, int]:
-        return self.core.counters + self.stores.counters + self.counters
+        counts = self.counts.totals() if self.counts is not None else {}
+        return {**(self.core.counters + self.stores.counters + self.counters), **counts}
 
 
 def gate_settings(settings: Settings) -> GateSettings:
@@ -486,10 +376,3 @@ def gate_settings(settings: Settings) -> GateSettings:
         backlog_low_pairs=max(1, v.backlog_high_pairs // (4 * n)),
         backlog_high_pairs=max(2, v.backlog_high_pairs // n),
     )
-
-
-ROLES: dict[str, tuple[type[BaseStep], ...]] = {
-    "verifier": (VerifierStep,),
-    "embedder": (StateLane, PairLane),
-    "ranker": (RankerStep,),
-}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from state.api import StoreSettings
+from state.counts import DAY_MS, CountSettings
 from streams import layers
 from streams.layers import Value, setting
 from topics.contracts import BY_NAME, CONTRACTS, HOUR_MS
@@ -75,6 +76,19 @@ class Ranker:
 
 
 @dataclass(frozen=True, slots=True)
+class Counter:
+    lag_ms: int = setting(
+        10_000, "rankers count no event newer than this; as the VM was trained", low=0, high=3_600_000
+    )  # fmt: skip
+    max_items: int = setting(1_000_000, "items whose counts a ranker keeps in memory; later ones are refused", low=1)
+    batch_age_ms: int = setting(50, "how long an event may wait for others to be counted with", low=0, high=10_000)
+
+    @property
+    def counts(self) -> CountSettings:
+        return CountSettings(self.lag_ms, self.max_items)
+
+
+@dataclass(frozen=True, slots=True)
 class Loop:
     guarantee: Literal["exactly_once", "at_least_once"] = setting(
         "exactly_once", "at_least_once: lower latency, outputs keep deterministic ids"
@@ -109,6 +123,7 @@ _GROUPS: dict[str, type] = {
     "verifier": Verifier,
     "embedder": Embedder,
     "ranker": Ranker,
+    "counter": Counter,
     "loop": Loop,
     "http": Http,
     "monitor": Monitor,
@@ -162,6 +177,7 @@ class Settings:
     verifier: Verifier = field(default_factory=Verifier)
     embedder: Embedder = field(default_factory=Embedder)
     ranker: Ranker = field(default_factory=Ranker)
+    counter: Counter = field(default_factory=Counter)
     loop: Loop = field(default_factory=Loop)
     http: Http = field(default_factory=Http)
     monitor: Monitor = field(default_factory=Monitor)
@@ -251,6 +267,14 @@ def _check(s: Settings) -> None:
             "kafka.retention_ms.embeddings", kept,
             f"a store that is rebuilt needs max(store.ttl_ms, store.window_ms) = {need} of it",
         )  # fmt: skip
+    for topic in ("counts", "item-counts"):
+        kept, need = s.kafka.retention_ms[topic], DAY_MS + s.counter.lag_ms
+        if kept < need:
+            raise SettingsError(
+                f"kafka.retention_ms.{topic}",
+                kept,
+                f"a ranker that starts needs a day and counter.lag_ms = {need} of it",
+            )
     if s.monitor.keep_ms < s.monitor.feedback_window_ms:
         raise SettingsError(
             "monitor.keep_ms", s.monitor.keep_ms,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -86,11 +87,17 @@ class Step(Protocol):
     nothing else of the step runs."""
 
     role: str
-    """"verifier", "embedder-state", "embedder" or "ranker": names the consumer group"""
+    """"verifier", "embedder-state", "embedder", "ranker", "counter" or "counter-clicks": names the consumer group"""
     input_topic: str
     """contract name"""
     changelog_topic: str | None
-    """contract name of the topic whose partitions the step's stores follow, or None"""
+    """contract name of the topic whose committed outputs come back through `committed`, or None"""
+    follows: tuple[str, ...]
+    """contract names of the topics that the step's stores follow, each partition held from its own offset"""
+    broadcasts: tuple[str, ...]
+    """contract names of the topics that the step reads whole and from their beginning, whichever partitions it holds"""
+    reads_items: bool
+    """whether the catalogue is read before work begins, and followed"""
 
     pure: bool
     """no batch depends on what the one before it wrote, so the next may be worked on while one is being committed"""
@@ -106,9 +113,9 @@ class Step(Protocol):
         """The records in order, cut where the core would rather run, commit and hand on than wait for all of them."""
         ...
 
-    def open(self, partition: int, metadata: str | None, log: tuple[int, int] | None) -> int | None:
-        """A partition was assigned; `metadata` came with its committed offset, `log` is (first, end) offset of its
-        changelog. Returns the changelog offset to follow from (None: its beginning) when the step has a changelog."""
+    def open(self, partition: int, metadata: str | None, logs: Mapping[str, tuple[int, int]]) -> Mapping[str, int]:
+        """A partition was assigned; `metadata` came with its committed offset, `logs` has (first, end) offset of each
+        of `follows`. Returns the offset to follow each from."""
         ...
 
     def close(self, partition: int) -> None:
@@ -123,15 +130,27 @@ class Step(Protocol):
         """Committed beside the offset, for `open`. Short."""
         ...
 
-    def follow(self, partition: int, offsets: Sequence[int], values: Sequence[bytes | None], next_offset: int) -> None:
-        """Changelog records of a partition, in order; `next_offset` is where the log goes on."""
+    def follow(
+        self, topic: str, partition: int, offsets: Sequence[int], values: Sequence[bytes | None], next_offset: int
+    ) -> None:
+        """Records of a partition of one of `follows`, in order; `next_offset` is where the log goes on."""
+        ...
+
+    def hear(
+        self, topic: str, partition: int, offsets: Sequence[int], values: Sequence[bytes | None], next_offset: int
+    ) -> None:
+        """The same of one of `broadcasts`."""
         ...
 
     restore_deadline_s: float
     """work on a partition begins after this long though it is not restored; 0: never before"""
 
     def restored(self, partition: int) -> None:
-        """The changelog was read to where it ended when the partition was opened."""
+        """All of `follows` were read to where they ended when the partition was opened."""
+        ...
+
+    def heard(self) -> None:
+        """All of `broadcasts` were read to where they ended at the start."""
         ...
 
     def committed(self, outputs: Sequence[Output], offsets: Sequence[int]) -> None:
@@ -149,3 +168,67 @@ class Step(Protocol):
     def totals(self) -> Mapping[str, int]:
         """Counters since the start."""
         ...
+
+
+class PlainStep:
+    """What a step is that has nothing of the kind."""
+
+    role = ""
+    input_topic = ""
+    changelog_topic: str | None = None
+    follows: tuple[str, ...] = ()
+    broadcasts: tuple[str, ...] = ()
+    reads_items = False
+    pure = True
+    linger_s = 0.0
+    restore_deadline_s = 0.0
+
+    def __init__(self) -> None:
+        self.counters: Counter[str] = Counter()
+
+    def enough(self, records: int, value_bytes: int) -> bool:
+        return True
+
+    def parts(self, records: Sequence[Record]) -> Sequence[Sequence[Record]]:
+        return (records,)
+
+    def open(self, partition: int, metadata: str | None, logs: Mapping[str, tuple[int, int]]) -> Mapping[str, int]:
+        return {}
+
+    def close(self, partition: int) -> None:
+        pass
+
+    def metadata(self, partition: int) -> str:
+        return ""
+
+    def follow(
+        self, topic: str, partition: int, offsets: Sequence[int], values: Sequence[bytes | None], next_offset: int
+    ) -> None:
+        pass
+
+    def hear(
+        self, topic: str, partition: int, offsets: Sequence[int], values: Sequence[bytes | None], next_offset: int
+    ) -> None:
+        pass
+
+    def restored(self, partition: int) -> None:
+        pass
+
+    def heard(self) -> None:
+        pass
+
+    def committed(self, outputs: Sequence[Output], offsets: Sequence[int]) -> None:
+        pass
+
+    def items(self, values: Sequence[bytes | None]) -> None:
+        pass
+
+    def idle(self) -> None:
+        pass
+
+    def totals(self) -> Mapping[str, int]:
+        return self.counters
+
+    def tally_dead(self, dead: Sequence[Dead]) -> None:
+        for d in dead:
+            self.counters[f"rejected_{d.rejected.reason}"] += 1
