@@ -15,6 +15,8 @@ import numpy.typing as npt
 from models.api import F32, I64, U64, Feature, FeatureSpec, PairBatch
 from models.catalogue import Catalogue
 from models.features import Encoder, concat
+from state.counts import CountSettings
+from state.counts_offline import OfflineCounts
 from topics.errors import ContractError
 from topics.events import Candidates, Event, FeatureValue, Feedback, Impression, Item
 from topics.ids import IdHasher, ItemId
@@ -133,6 +135,19 @@ def build(events: Iterable[Event], spec: FeatureSpec, digest: str = "") -> Datas
         spec, catalogue, impressions, clicked, converted, candidates, digest, len(shown) - len(known),
         AdEvents.of([(e.user, e.ts, e.ads) for e in shown], hasher), AdEvents.of(clicks, hasher),
     )  # fmt: skip
+
+
+def counted(
+    shown: Sequence[tuple[str, int, list[ItemId]]],
+    clicks: Sequence[tuple[str, int, list[ItemId]]],
+    settings: CountSettings = CountSettings(),
+) -> OfflineCounts:
+    """Rolling counts of impressions and feedback, given as (user, event time, items) each."""
+    counts, hasher = OfflineCounts(settings), IdHasher()
+    for events, add in ((shown, counts.shown), (clicks, counts.clicked)):
+        e = AdEvents.of(events, hasher)
+        add(e.users, e.ts_ms, e.splits, e.items)
+    return counts
 
 
 def infer_spec(events: Iterable[Event], history_length: int = 20) -> FeatureSpec:

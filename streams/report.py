@@ -16,7 +16,9 @@ import numpy.typing as npt
 
 from models.api import SOURCES, Runtime
 from models.catalogue import Catalogue
+from models.dataset import counted
 from models.features import Encoder
+from state.counts import CountSource
 from streams.audit import check
 from streams.losses import NO_FEEDBACK, Judged, compare, transfer
 from streams.measures import AGE_BINS_MS, coverage_spans, histogram, quantiles, ratio
@@ -30,6 +32,7 @@ from topics.events import (
     decode_item,
     decode_ranked_ads,
 )
+from topics.ids import ItemId
 from topics.packed import decode_embedding, decode_precompute
 from topics.tail import Record
 
@@ -176,29 +179,34 @@ def _losses(
             continue
     encoder = Encoder(runtime.info.spec, catalogue)
     clicked: dict[str, set[str]] = {}
+    clicks: list[tuple[str, int, list[ItemId]]] = []
+    shown: list[tuple[str, int, list[ItemId]]] = []
     for r in topics["feedback"]:
         try:
             f = decode_feedback(r.value or b"")
         except InvalidEvent:
             continue
         clicked.setdefault(f.id, set()).update(map(str, f.clicked))
+        clicks.append((f.user, f.ts, f.clicked))
     known: list[Impression] = []
     for r in topics["impressions"]:
         try:
             e = decode_impression(r.value or b"")
         except InvalidEvent:
             continue
+        shown.append((e.user, e.ts, e.ads))
         if e.id in clicked and (e.user, e.id) in answers and e.ads and e.ts >= from_ms:
             known.append(e)
     if not known:
         return dict(NO_FEEDBACK)
     known.sort(key=lambda e: (e.ts, e.id))
+    counts = counted(shown, clicks) if runtime.info.rolling else None
     pairs = _Pairs()
     done = 0
     for i in range(0, len(known), 512):
         if done >= fm_pairs:
             break
-        done = _score(known[i : i + 512], encoder, runtime, answers, clicked, pairs)
+        done = _score(known[i : i + 512], encoder, runtime, counts, answers, clicked, pairs)
     logits = {"vm": pairs.vm, "solaris": pairs.solaris, "fm": pairs.fm}
     judged = Judged(
         label=np.concatenate(pairs.label), logits={m: np.concatenate(x) for m, x in logits.items()},
@@ -212,12 +220,14 @@ def _score(
     events: Sequence[Impression],
     encoder: Encoder,
     runtime: Runtime,
+    counts: CountSource | None,
     answers: dict[tuple[str, str], RankedAds],
     clicked: dict[str, set[str]],
     out: _Pairs,
 ) -> int:
     batch = encoder.impressions(events)
-    out.vm.append(runtime.score(batch).logit)
+    known = None if counts is None else counts.lookup(batch.users, batch.splits, batch.items, batch.ts_ms)
+    out.vm.append(runtime.score(batch, known).logit)
     out.fm.append(runtime.embed(batch)[:, -1])
     for b, e in enumerate(events):
         answer = answers[e.user, e.id]

@@ -28,11 +28,13 @@ from state.counts_reference import ReferenceCounts
 from state.store import open_store
 from streams.backtest import BacktestConfig, backtest
 from streams.ranker import Ranker
+from streams.report import _losses
 from streams.settings import DEMO_BUNDLE
-from topics.events import Event, Feedback, Impression
+from topics.events import Event, Feedback, Impression, Item, encode
 from topics.ids import IdHasher, hash_id
 from topics.readers import open_log
 from topics.simulator import preset, write
+from topics.tail import Record
 
 
 class Recording(OnnxRuntime):
@@ -216,6 +218,21 @@ def test_what_serving_keeps_agrees(
         before = times[times < int(k.split()[1])]
         assert not len(before) or int(k.split()[1]) - before.max() > SILENT_MS
     assert len(unknown) < 0.1 * len(got)
+
+
+def test_the_report_of_a_run_gives_the_vm_the_same(events: list[Event], data: Dataset) -> None:
+    runtime = Recording()
+    answers = backtest(events, runtime, BacktestConfig(with_fm=False), keep_answers=True).answers
+    runtime.seen.clear()
+    topics = {
+        name: [Record(name, 0, k, 0, None, encode(e)) for k, e in enumerate(events) if isinstance(e, kind)]
+        for name, kind in (("items", Item), ("feedback", Feedback), ("impressions", Impression))
+    }
+    losses = _losses(topics, {(a.user, a.id): a for a in answers or []}, runtime, 10**9, 0)
+    judged = {e.id for e in events if isinstance(e, Feedback)}
+    shown = [e for e in events if isinstance(e, Impression) and e.id in judged]
+    assert losses["requests_with_feedback"] == len(shown)
+    assert recorded(sorted(shown, key=lambda e: (e.ts, e.id)), runtime.seen) == training(data)
 
 
 def test_a_partition_without_counts_is_unknown(
