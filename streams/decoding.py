@@ -7,11 +7,11 @@ from typing import TypeVar
 
 from streams.step import Dead, Record
 from topics.errors import InvalidEvent
-from topics.events import Candidates, Impression, Rejected, check_key
+from topics.events import Candidates, Feedback, Impression, Rejected, check_key
 from topics.ids import hash_bytes
 from topics.packed import PrecomputeRequest, decode_precompute
 
-E = TypeVar("E", Candidates, Impression)
+E = TypeVar("E", Candidates, Impression, Feedback)
 
 
 def keyed_events(

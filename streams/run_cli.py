@@ -46,6 +46,16 @@ def ranker(config: ConfigOption = None, sets: SetOption = None) -> None:
     _start("ranker", config, sets)
 
 
+def counter(config: ConfigOption = None, sets: SetOption = None) -> None:
+    """Run one counter: impressions and clicks of items, users and pairs, for bundles whose VM sees rolling counts.
+
+    It keeps nothing itself and needs no bundle; rankers build the counts from what it writes.
+
+    Example: solaris counter --set counter.batch_age_ms=200
+    """
+    _start("counter", config, sets)
+
+
 def run(
     config: ConfigOption = None,
     sets: SetOption = None,
