@@ -19,6 +19,9 @@ def train(
     counters: Annotated[
         str, typer.Option(help="Counters of the stream that the VM sees: none, or rolling (see docs/models.md)")
     ] = "none",
+    count_lag: Annotated[
+        str, typer.Option(help="Rolling counts leave out what is newer; the same as counter.lag_ms of the service")
+    ] = "10s",
     topic: Annotated[
         str | None, typer.Option(help="Item category whose values are the topics", show_default="inferred")
     ] = None,
@@ -46,10 +49,11 @@ def train(
     from models.dataset import load
     from models.train import TrainSettings
     from models.train import train as run
+    from streams.durations import parse_ms
 
     settings = TrainSettings(
-        preset=preset, vm=vm, counters=counters, seed=seed, epochs=epochs, soft_weight=soft_labels, int8=int8,
-        device=device, threads=threads, name=name, version=version,
+        preset=preset, vm=vm, counters=counters, count_lag_ms=parse_ms("--count-lag", count_lag), seed=seed,
+        epochs=epochs, soft_weight=soft_labels, int8=int8, device=device, threads=threads, name=name, version=version,
     )  # fmt: skip
     with _Bars(quiet=as_json) as bars:
         bars("reading the log", 0, 1)
