@@ -37,6 +37,11 @@ def signature(folder: Path) -> Signature:
         return ()
 
 
+def wants_counter(folder: Path) -> bool:
+    """Whether the bundle's VM sees rolling counts, which the role `counter` feeds. Raises `BundleError`."""
+    return read_bundle(folder).info.rolling
+
+
 class BundleWatch:
     """`load` opens the bundle on the role's device, as often as there are steps. `take(k)` is for step k's worker."""
 

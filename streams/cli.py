@@ -36,7 +36,7 @@ def _common(
     logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
 
 
-for _command in (run_cli.run, run_cli.verifier, run_cli.embedder, run_cli.ranker):
+for _command in (run_cli.run, run_cli.verifier, run_cli.embedder, run_cli.ranker, run_cli.counter):
     app.command()(_command)
 app.command()(broker_cli.up)
 app.command()(broker_cli.down)

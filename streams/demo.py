@@ -22,6 +22,7 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaException, TopicPartition
 
 from models.runtime import open_runtime
 from streams.audit import read_all
+from streams.bundles import wants_counter
 from streams.report import RunRecords, build
 from streams.run_cli import ROLES
 from streams.settings import Settings
@@ -171,8 +172,9 @@ def run(
     with roles(settings, kafka, sets, log_file) as process:
         watcher.start()
         try:
-            say("starting verifier, embedder and ranker")
-            _wait(lambda: watcher.ready >= set(ROLES), START_S, process, watcher, log_file, "the roles to be ready")
+            wanted = {*ROLES, *(["counter"] if wants_counter(settings.model.bundle) else [])}
+            say(f"starting {', '.join(sorted(wanted))}")
+            _wait(lambda: watcher.ready >= wanted, START_S, process, watcher, log_file, "the roles to be ready")
             speed = span_ms / 1000 / seconds
             say(f"replaying {span_ms / 3.6e6:.1f} h of events, {impressions:,} impressions, in about {seconds:.0f} s "
                 f"({speed:,.0f} times real time)")  # fmt: skip

@@ -8,13 +8,19 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streams.heap import bound_heaps
 from streams.instance import Instance
 from streams.settings import Settings
+
+if TYPE_CHECKING:
+    from models.api import Runtime
+    from streams.backlog import Backlog
+    from streams.bundles import BundleWatch
 
 log = logging.getLogger(__name__)
 
@@ -39,41 +45,26 @@ def run_role(role: str, settings: Settings) -> None:
 
 def _serve(role: str, settings: Settings, instance: str, stopping: threading.Event) -> bool:
     """Runs the role's loops until `stopping`. True: start again, the bundle reads other features or topics."""
-    from models.runtime import open_runtime
-    from streams.backlog import Backlog
-    from streams.bundles import BundleWatch
     from streams.health import HealthServer
     from streams.loop import Loop
     from streams.reporter import Reporter
-    from streams.roles import PairLane, RankerStep, StateLane, VerifierStep
 
-    model = settings.model
-
-    def load() -> Any:
-        return open_runtime(model.bundle, model.device, model.threads)
-
-    backlog = None
-    steps: list[Any]
-    if role == "verifier":
-        backlog = Backlog(settings.kafka)
-        steps = [VerifierStep(load(), settings, backlog)]
-    elif role == "embedder":
-        # A session of its own for the quick lane, so that it never waits for the heavy one.
-        steps = [StateLane(load(), settings), PairLane(load(), settings)]
-    else:
-        steps = [RankerStep(load(), settings)]
-    watch = BundleWatch(model.bundle, [s.runtime for s in steps], load, model.reload_s)
-    for k, s in enumerate(steps):
-        s.next_runtime = partial(watch.take, k)
-        s.warm()
+    steps, backlog = _steps(role, settings)
+    watch = _watch(settings, [s for s in steps if hasattr(s, "runtime")])
+    if role == "counter":
+        # What it writes adds up: a batch written twice would be counted twice.
+        settings = replace(settings, loop=replace(settings.loop, guarantee="exactly_once"))
     loops = [Loop(step, settings, instance) for step in steps]
+    device = steps[0].runtime.device if watch is not None else "cpu"
     failures: list[BaseException] = []
     ended = threading.Event()
     threads = [threading.Thread(target=_run_loop, args=(loop, failures, ended), name=loop.step.role) for loop in loops]
 
     def status() -> dict[str, Any]:
         now = time.monotonic()
-        counters: dict[str, int] = {"bundles_accepted": watch.accepted, "bundles_refused": watch.refused}
+        counters: dict[str, int] = {}
+        if watch is not None:
+            counters |= {"bundles_accepted": watch.accepted, "bundles_refused": watch.refused}
         for loop in loops:
             prefix = "" if len(loops) == 1 else f"{loop.step.role.replace('-', '_')}_"
             counters.update({prefix + k: v for k, v in loop.totals().items()})
@@ -83,9 +74,9 @@ def _serve(role: str, settings: Settings, instance: str, stopping: threading.Eve
             "pid": os.getpid(),
             "live": all(now - loop.heartbeat < _LIVE_S for loop in loops),
             "ready": all(loop.ready for loop in loops),
-            "device": steps[0].runtime.device,
-            "vm": watch.info.vm,
-            "fm": watch.info.fm,
+            "device": device,
+            "vm": watch.info.vm if watch is not None else "",
+            "fm": watch.info.fm if watch is not None else "",
             "partitions": {loop.step.role: loop.partitions for loop in loops},
             "counters": counters,
         }
@@ -99,14 +90,16 @@ def _serve(role: str, settings: Settings, instance: str, stopping: threading.Eve
     reporter.start()
     if backlog is not None:
         backlog.start()
-    watch.start()
-    log.info("%s: instance %s on %s, bundle %s", role, instance, steps[0].runtime.device, model.bundle)
+    if watch is not None:
+        watch.start()
+    bundle = settings.model.bundle if watch is not None else "none"
+    log.info("%s: instance %s on %s, bundle %s", role, instance, device, bundle)
     for t in threads:
         t.start()
     hung = 0
     try:
         while any(t.is_alive() for t in threads):
-            if stopping.wait(0.2) or ended.is_set() or watch.restart_wanted.is_set():
+            if stopping.wait(0.2) or ended.is_set() or (watch is not None and watch.restart_wanted.is_set()):
                 for loop in loops:
                     loop.stop()
                 for t in threads:
@@ -118,7 +111,8 @@ def _serve(role: str, settings: Settings, instance: str, stopping: threading.Eve
                 log.critical("%s: the Kafka client does not come back from a call; leaving, nothing is committed", role)
                 os._exit(3)
     finally:
-        watch.stop()
+        if watch is not None:
+            watch.stop()
         reporter.stop()
         if backlog is not None:
             backlog.stop()
@@ -129,7 +123,45 @@ def _serve(role: str, settings: Settings, instance: str, stopping: threading.Eve
     if any(t.is_alive() for t in threads):
         log.error("%s: not stopped inside the deadline; leaving, nothing unfinished was committed", role)
         os._exit(1)
-    return watch.restart_wanted.is_set() and not stopping.is_set()
+    return watch is not None and watch.restart_wanted.is_set() and not stopping.is_set()
+
+
+def _steps(role: str, settings: Settings) -> tuple[list[Any], Backlog | None]:
+    """The role's steps, each for a loop of its own; a step with a model has a runtime of its own."""
+    if role == "counter":
+        from streams.counter_steps import ClickedLane, ShownLane
+
+        return [ShownLane(settings), ClickedLane(settings)], None
+    from streams.backlog import Backlog
+    from streams.roles import PairLane, RankerStep, StateLane, VerifierStep
+
+    if role == "verifier":
+        backlog = Backlog(settings.kafka)
+        return [VerifierStep(_load(settings), settings, backlog)], backlog
+    if role == "embedder":
+        # A session of its own for the quick lane, so that it never waits for the heavy one.
+        return [StateLane(_load(settings), settings), PairLane(_load(settings), settings)], None
+    return [RankerStep(_load(settings), settings)], None
+
+
+def _watch(settings: Settings, steps: list[Any]) -> BundleWatch | None:
+    """Gives the steps that have a model its replacements; None where none has."""
+    from streams.bundles import BundleWatch
+
+    if not steps:
+        return None
+    model = settings.model
+    watch = BundleWatch(model.bundle, [s.runtime for s in steps], lambda: _load(settings), model.reload_s)
+    for k, s in enumerate(steps):
+        s.next_runtime = partial(watch.take, k)
+        s.warm()
+    return watch
+
+
+def _load(settings: Settings) -> Runtime:
+    from models.runtime import open_runtime
+
+    return open_runtime(settings.model.bundle, settings.model.device, settings.model.threads)
 
 
 def _calm_collector() -> None:

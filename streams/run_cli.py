@@ -1,4 +1,4 @@
-"""`solaris verifier|embedder|ranker|run`: the roles."""
+"""`solaris verifier|embedder|ranker|counter|run`: the roles."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from streams.config_cli import ConfigOption, SetOption
 
 ROLES = ("verifier", "embedder", "ranker")
+"""those of every installation; `counter` is started where the bundle's VM sees rolling counts"""
 
 
 def _start(role: str, config: Path | None, sets: list[str] | None) -> None:
@@ -62,12 +63,16 @@ def run(
     verifiers: Annotated[int, typer.Option(help="Verifier processes.", min=0)] = 1,
     embedders: Annotated[int, typer.Option(help="Embedder processes.", min=0)] = 1,
     rankers: Annotated[int, typer.Option(help="Ranker processes.", min=0)] = 1,
+    counters: Annotated[
+        int | None, typer.Option(help="Counter processes; by default 1 where the bundle sees rolling counts.", min=0)
+    ] = None,
     monitor: Annotated[bool, typer.Option("--monitor/--no-monitor", help="Also the monitor; one a prefix.")] = False,
 ) -> None:
     """Run all roles on this host under supervision; one Ctrl-C stops them in order.
 
     Example: solaris run --set kafka.bootstrap=broker:9092 --rankers 2
     """
+    from streams.bundles import wants_counter
     from streams.settings import load
     from streams.supervisor import Supervisor
     from topics.admin import require
@@ -75,6 +80,11 @@ def run(
     settings = load(config, sets or [])  # wrong settings fail here, once, and not in every role
     require(settings.kafka)
     arguments = [*(["--config", str(config)] if config else []), *(a for s in sets or [] for a in ("--set", s))]
-    counts = dict(zip(ROLES, (verifiers, embedders, rankers), strict=True)) | ({"monitor": 1} if monitor else {})
+    if counters is None:
+        counters = int(wants_counter(settings.model.bundle))
+    counts = {
+        "verifier": verifiers, "embedder": embedders, "counter": counters, "ranker": rankers, "monitor": int(monitor)
+    }  # fmt: skip
+    counts = {role: n for role, n in counts.items() if n}
     logging.getLogger(__name__).info("roles on %s: %s", settings.kafka.bootstrap, counts)
     Supervisor(counts, arguments, settings.loop.shutdown_deadline_s).run()

@@ -1,6 +1,6 @@
 """`solaris run`: all roles on one host, each a process of its own, restarted with back-off, stopped in order.
 
-Stopping goes upstream first (verifier, embedder, ranker, monitor), so that what is in flight is still served.
+Stopping goes upstream first (verifier, embedder, counter, ranker, monitor), so that what is in flight is still served.
 """
 
 from __future__ import annotations

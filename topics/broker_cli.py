@@ -49,6 +49,7 @@ def up(
     """
     from dataclasses import replace
 
+    from streams.bundles import wants_counter
     from streams.settings import load
     from topics import admin
     from topics.brokers import compose, wait_ready
@@ -66,7 +67,7 @@ def up(
         _topics(kafka, timeout_s)
         if not broker_only:
             _say("building and starting the processors")
-            docker.start_processors(timeout_s + 600, monitor)
+            docker.start_processors(timeout_s + 600, monitor, wants_counter(settings.model.bundle))
         _summary(kafka, docker.parts(), own)
         if monitor and not broker_only:
             print("  http://127.0.0.1:6066/ is the monitor's page")

@@ -26,8 +26,9 @@ def compose() -> dict[str, Any]:
 
 def test_compose_has_kafka_and_the_roles_each_with_a_health_check(compose: dict[str, Any]) -> None:
     services = compose["services"]
-    assert set(services) == {"kafka", *ROLES, "monitor", "prometheus", "grafana"}
-    assert all(services[name]["healthcheck"]["test"] for name in ("kafka", *ROLES, "monitor"))
+    assert set(services) == {"kafka", *ROLES, "counter", "monitor", "prometheus", "grafana"}
+    assert all(services[name]["healthcheck"]["test"] for name in ("kafka", *ROLES, "counter", "monitor"))
+    assert services["counter"]["profiles"] == ["rolling"], "only for bundles whose VM sees rolling counts"
     assert all(services[name]["profiles"] == ["metrics"] for name in ("prometheus", "grafana")), "only when asked for"
 
 
@@ -49,7 +50,7 @@ def test_compose_keeps_data_in_named_volumes(compose: dict[str, Any]) -> None:
 
 
 def test_settings_in_compose_are_settings_there_are(compose: dict[str, Any]) -> None:
-    for role in ROLES:
+    for role in (*ROLES, "counter"):
         settings = load(environment=compose["services"][role]["environment"])
         assert settings.kafka.bootstrap == "kafka:19092"
         assert settings.http.port == 8080

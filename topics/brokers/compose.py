@@ -36,8 +36,8 @@ class ComposeStack:
     def start_kafka(self, timeout_s: float) -> None:
         self._run("up", "--detach", "--wait", "--wait-timeout", str(int(timeout_s)), "kafka")
 
-    def start_processors(self, timeout_s: float, monitor: bool = True) -> None:
-        services = (*ROLES, *(["monitor"] if monitor else []))
+    def start_processors(self, timeout_s: float, monitor: bool = True, counter: bool = False) -> None:
+        services = (*ROLES, *(["counter"] if counter else []), *(["monitor"] if monitor else []))
         self._run("up", "--detach", "--build", "--wait", "--wait-timeout", str(int(timeout_s)), *services)
 
     def parts(self) -> list[Part]:
@@ -48,11 +48,11 @@ class ComposeStack:
             Part(name, state[name].get("State") == "running", f"{state[name].get('Status', '')}, container {name}")
             if name in state
             else Part(name, False, "not running")
-            for name in ("kafka", *ROLES)
+            for name in ("kafka", *ROLES, *(["counter"] if "counter" in state else []))
         ]
 
     def down(self, deadline_s: float, wipe: bool) -> None:
-        self._run("down", "--timeout", str(int(deadline_s)), *(["--volumes"] if wipe else []))
+        self._run("--profile", "rolling", "down", "--timeout", str(int(deadline_s)), *(["--volumes"] if wipe else []))
 
     def _run(self, *arguments: str, quiet: bool = False) -> str:
         command = ["docker", "compose", "--file", str(COMPOSE_FILE), "--project-name", "solaris", *arguments]
@@ -60,5 +60,5 @@ class ComposeStack:
             command, check=False, text=True, env=self._environment, stdout=subprocess.PIPE if quiet else None
         )
         if done.returncode != 0:
-            raise BrokerError(f"docker compose {arguments[0]} ended with exit code {done.returncode}")
+            raise BrokerError(f"docker compose {' '.join(arguments[:3])} ended with exit code {done.returncode}")
         return done.stdout or ""
