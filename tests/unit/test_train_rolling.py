@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import os
+from dataclasses import fields, replace
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("onnx")
 pytestmark = pytest.mark.train
 
+from models import metrics  # noqa: E402
 from models.api import FeatureSpec  # noqa: E402
 from models.bundle import Bundle, Input, check_manifest, load_bundle  # noqa: E402
 from models.dataset import Dataset, build, load  # noqa: E402
@@ -27,6 +29,7 @@ from topics.errors import BundleError, SettingsError  # noqa: E402
 from topics.events import Feedback, Impression  # noqa: E402
 from topics.ids import hash_id  # noqa: E402
 
+DATA = Path(os.environ.get("SOLARIS_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
 T0 = 1_700_000_000_000
 HOUR = 3_600_000
 SETTINGS = TrainSettings(preset="tiny", epochs=1, vm_epochs=1, counters="rolling", threads=1)
@@ -158,3 +161,17 @@ def test_an_fm_with_rolling_counts_is_refused(trained: Bundle) -> None:
 def test_settings_are_checked(key: str, value: object) -> None:
     with pytest.raises(SettingsError, match=key):
         TrainSettings(**{key: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not (DATA / "mind_20191114").is_dir(), reason="the MIND day is not here; see docs/data.md")
+def test_on_a_day_of_news_they_are_worth_something() -> None:
+    """What is read is what was clicked a moment ago: 1.4 % of the loss here, and 0.7 % by the interval's lower end."""
+    data = load(DATA / "mind_20191114")
+    t = Trainer(data, TrainSettings(preset="tiny", threads=1))
+    nets = PairFm(t.spec, t.fm_size).eval(), StateFm(t.spec, t.fm_size).eval()
+    losses = []
+    for rolling in (False, True):
+        vm = t.train_vm(range(t.parts.vm.stop), size=replace(t.vm_size, rolling=rolling))
+        logit = t.vm_logits(t.runtime(*t.graphs(*nets, vm)), t.parts.test)
+        losses.append(metrics.log_loss(logit, t.labels(t.parts.test)))
+    assert losses[1] < 0.995 * losses[0]
