@@ -22,6 +22,8 @@ FLOW = (
     ("embedder", "embedder-state", "precompute"),
     ("embedder", "embedder", "precompute"),
     ("ranker", "ranker", "impressions"),
+    ("counter", "counter", "impressions"),
+    ("counter", "counter-clicks", "feedback"),
 )
 """role, its consumer group, the group's topic; what one writes the next reads"""
 

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from counting_bundle import counting_bundle
 
 from models.runtime import OnnxRuntime, open_runtime
 from streams.bundles import BundleWatch
@@ -99,3 +100,17 @@ def test_another_feature_spec_asks_for_a_restart(folder: Path) -> None:
     w.look()
     assert w.take(0) is None
     assert w.restart_wanted.is_set() or w.refused == 1, "taken by a restart, or refused when the graphs do not fit"
+
+
+def test_a_bundle_that_sees_rolling_counts_asks_for_a_restart(folder: Path) -> None:
+    w = watch(folder)
+    counting = counting_bundle(folder.parent / "counting")
+    for file in folder.iterdir():
+        file.unlink()
+    for file in counting.iterdir():
+        file.rename(folder / file.name)
+    w.look()
+    w.look()
+    assert w.info.rolling
+    assert w.take(0) is None
+    assert w.restart_wanted.is_set(), "the ranker is to follow other topics"
