@@ -33,7 +33,7 @@ from rocksdict import (
     WriteOptions,
 )
 
-from state import metadata
+from state import metadata, segments
 from state.api import StoreSettings
 from state.ownership import OWNER, Ownership
 from topics.errors import StoreError, StoreFormatError, StoreFull
@@ -46,6 +46,10 @@ _KEPT = {OWNER, "LOCK", metadata.MARK}
 _FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
 _USER_BYTES = 8
 MIN_WRITE_BUFFER_BYTES = 4 << 20
+_NOTES_BYTES = 512 << 10
+"""of RocksDB's own log and of its list of files, before it begins a new one"""
+_DUMPED_BELOW = 10
+_PLACEHOLDER = "placeholder"
 
 
 @dataclass(slots=True)
@@ -133,10 +137,25 @@ def _open_rocksdb(path: Path, settings: StoreSettings, options: Options) -> tupl
     elif any(p.name.startswith("MANIFEST-") or p.suffix in (".sst", ".log") for p in path.iterdir()):
         raise metadata.BrokenMetadata("CURRENT is missing beside data files")
     db = Rdict(str(path), db_options, {n: options for n in names} or None)
-    write = WriteOptions()
-    write.sync = settings.sync
-    db.set_write_options(write)
-    return db, names
+    try:
+        write = WriteOptions()
+        write.sync = settings.sync
+        db.set_write_options(write)
+        for name in placeholders(settings):
+            if name not in names:
+                db.create_column_family(name, Options(raw_mode=True))
+    except BaseException:
+        db.close()
+        raise
+    return db, [n for n in names if not n.startswith(_PLACEHOLDER)]
+
+
+def placeholders(settings: StoreSettings) -> list[str]:
+    """Empty column families that a store of few segments has beside them. RocksDB writes all options of a new column
+    family, ten kilobytes, to its log while there are fewer than ten of them, and keeps them in memory to begin the next
+    file with: after some hundred segments the process has megabytes of them, and each new line begins a file."""
+    times = segments.Times.of(settings)
+    return [f"{_PLACEHOLDER}{k}" for k in range(_DUMPED_BELOW - 1 - times.horizon // times.segment)]
 
 
 def user_cache_bytes(settings: StoreSettings) -> int:
@@ -156,8 +175,10 @@ def database_options(settings: StoreSettings) -> Options:
     o.set_db_write_buffer_size(buffer)
     # The log is kept until every column family in it is flushed; old segments are idle, so it must force them.
     o.set_max_total_wal_size(buffer)
+    # RocksDB notes each column family that comes or goes in both, and segments come and go for ever.
     o.set_keep_log_file_num(2)
-    o.set_max_log_file_size(4 << 20)
+    o.set_max_log_file_size(_NOTES_BYTES)
+    o.set_max_manifest_file_size(_NOTES_BYTES)
     o.set_max_open_files(512)
     return o
 
@@ -189,6 +210,14 @@ def scan_options() -> ReadOptions:
     o.set_total_order_seek(True)
     o.fill_cache(False)
     o.set_readahead_size(1 << 20)
+    return o
+
+
+def beside_options() -> ReadOptions:
+    """For reading all segments beside the store's own work, whose blocks stay in the cache."""
+    o = ReadOptions()
+    o.set_total_order_seek(True)
+    o.fill_cache(False)
     return o
 
 

@@ -349,7 +349,8 @@ class RocksStore:
         yet dropped too; by segment and user. It sees the store as it is now, whatever is written meanwhile."""
         with self._turn:
             self._opened()
-            iterators = [(name, family.iter()) for name, family in self._families.items()]
+            read = database.beside_options()
+            iterators = [(name, family.iter(read)) for name, family in self._families.items()]
         for name, it in iterators:
             it.seek_to_first()
             while it.valid():
@@ -362,7 +363,8 @@ class RocksStore:
         the store as it is now and may run beside reads and writes; the store must not be closed under it."""
         with self._turn:
             self._opened()
-            iterators = [family.iter() for family in self._families.values()]
+            read = database.beside_options()
+            iterators = [family.iter(read) for family in self._families.values()]
         merged = heapq.merge(*map(_chunks, iterators), key=itemgetter(0))
         for user, chunks in itertools.groupby(merged, key=itemgetter(0)):
             yield user, [(offset, value) for _, offset, value in chunks]
