@@ -466,8 +466,10 @@ class Loop:
             wait = 0.0
             if polled and self._commits.busy:
                 wait = 0.5  # a few records gain nothing by being first in the queue for the next transaction
-            elif polled and not self.step.enough(records, size):
-                wait = linger.left()
+            elif polled:
+                wait = 0.0 if self.step.enough(records, size) else linger.left()
+                if self.step.pure:
+                    wait = max(wait, self._committer.rest_s)
             try:
                 mail = self._mail.get(timeout=wait) if wait > 0 else self._mail.get_nowait()
             except Empty:

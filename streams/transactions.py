@@ -28,6 +28,11 @@ log = logging.getLogger(__name__)
 _CALL_S = 10.0
 _MARKERS_S = (0.001, 0.004, 0.008)
 """least, first and most that is waited after a transaction before the next begins"""
+_REST = 2.0
+_MAX_REST_S = 0.04
+"""a few records begin no sooner after a commit than so many times what the last ones took, at most so long"""
+_QUICK_S = 0.012
+"""a transaction that takes no longer asks for no rest: its markers are waited for anyway"""
 _REFUSED_ONCE_S = 0.02
 """a flush of `_FEW` records or less that takes as long was most likely refused once and tried again by the client"""
 _FEW = 64
@@ -71,6 +76,8 @@ class Committer:
         self._producer: Producer | None = None
         self._call_began: float | None = None
         self._committed_s = float("-inf")
+        self._took_s = 0.0
+        """seconds that a commit takes, smoothed"""
         self._markers_s = _MARKERS_S[1]
         self._id = f"{settings.kafka.prefix}{step.role}-{instance}" if self._exactly_once else None
         self._input = settings.kafka.topic(step.input_topic)
@@ -141,6 +148,8 @@ class Committer:
 
         if self._exactly_once:
             self._let_markers_land()
+        began_s = time.monotonic()
+        if self._exactly_once:
             made.begin_transaction()
         names = {t: self._kafka.topic(t) for t in {o.topic for _, o in outputs}}
         for r, o in outputs:
@@ -170,6 +179,8 @@ class Committer:
         if reports.failed:
             raise KafkaException(reports.failed[0])
         self._commit_offsets(work, mine, owned, refresh)
+        self._committed_s = time.monotonic()
+        self._took_s += 0.2 * (self._committed_s - began_s - self._took_s)
         stored = [o for _, o in outputs if o.topic == changelog]
         return stored, reports.places(stored)
 
@@ -187,7 +198,14 @@ class Committer:
         self._retry(lambda: made.send_offsets_to_transaction(positions, group, _CALL_S), "send_offsets")
         failpoints.hit("before_commit")
         self._retry(lambda: made.commit_transaction(_CALL_S), "commit_transaction")
-        self._committed_s = time.monotonic()
+
+    @property
+    def rest_s(self) -> float:
+        """How long a few records should wait for others. Small commits one after the other cost the broker most, and
+        most where it has least to spare. Nothing after a pause."""
+        slow_s = self._took_s - (_QUICK_S if self._exactly_once else 0.0)
+        rest_s = min(_MAX_REST_S, _REST * max(0.0, slow_s))
+        return max(0.0, self._committed_s + rest_s - time.monotonic())
 
     def _let_markers_land(self) -> None:
         """A transaction that begins before the last one's markers are written is refused once and tried again by the

@@ -94,8 +94,9 @@ def rank_latency(kafka: KafkaSettings, impressions: Sequence[Kafka], rate: float
         raise BenchError(f"{n} impressions are needed for {rate:g}/s over {seconds:g} s, {len(ids)} were made")
     for k in range(n):
         at = begin + k / rate
+        made.poll(0)
         while (left := at - time.time()) > 0:
-            made.poll(min(left, 0.002) if left > 0.0005 else 0)
+            time.sleep(left)  # and not in `poll`, which would keep one of the cores busy
         made.produce(topic, impressions[k].value, impressions[k].key)
         due[ids[k]] = at
     made.flush(10)
