@@ -14,6 +14,7 @@ from state.api import StoreSettings
 from state.store import RocksStore, open_store
 from topics.errors import StoreError, StoreFormatError
 from topics.packed import EmbeddingChunk, decode_embedding
+from topics.packed_counts import KIND_COUNT
 
 
 def partitions(directory: Path) -> list[Path]:
@@ -43,17 +44,18 @@ def inspect_store(path: Path, settings: StoreSettings) -> dict[str, Any]:
         models: dict[str, int] = {}
         total = {"chunks": 0, "pairs": 0, "live_pairs": 0, "expired_pairs": 0, "payload_bytes": 0}
         for name, user, ts, _, value in store.scan():
-            n = int.from_bytes(value[40:44], "little")
+            counts = value[3] == KIND_COUNT
+            n = int.from_bytes(value[24:28] if counts else value[40:44], "little")
             segment = by_segment.setdefault(name, {"chunks": 0, "pairs": 0, "bytes": 0})
             segment["chunks"] += 1
             segment["pairs"] += n
             segment["bytes"] += len(value)
             users.add(user)
-            model = f"{int.from_bytes(value[24:32], 'little'):016x}"
+            model = "none (counts)" if counts else f"{int.from_bytes(value[24:32], 'little'):016x}"
             models[model] = models.get(model, 0) + 1
             total["chunks"] += 1
             total["pairs"] += n
-            total["live_pairs" if now < ts + times.ttl else "expired_pairs"] += n
+            total["live_pairs" if now < ts + (times.window if counts else times.ttl) else "expired_pairs"] += n
             total["payload_bytes"] += len(value)
         return {
             "path": str(path),
@@ -70,7 +72,8 @@ def inspect_store(path: Path, settings: StoreSettings) -> dict[str, Any]:
 
 
 def inspect_user(path: Path, user: int, settings: StoreSettings) -> dict[str, Any]:
-    """Every pair of one user with its age at the store's clock, newest chunk first, and the aggregate's norm."""
+    """Every pair of one user with its age at the store's clock, newest chunk first, and the aggregate's norm. A store of
+    count chunks has none."""
     store = open_store(path, settings)
     try:
         now = max(store.clock_ms, 0)
@@ -109,5 +112,5 @@ def inspect_user(path: Path, user: int, settings: StoreSettings) -> dict[str, An
 
 def _chunks_of(store: RocksStore, user: int) -> Iterator[tuple[int, EmbeddingChunk]]:
     for _, u, _, offset, value in store.scan():
-        if u == user:
+        if u == user and value[3] != KIND_COUNT:
             yield offset, decode_embedding(value)

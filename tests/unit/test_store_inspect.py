@@ -8,9 +8,11 @@ from typer.testing import CliRunner
 
 from state.api import ChangelogRecord, StoreSettings
 from state.cli import state_app
+from state.count_store import parse_counts
 from state.store import open_store
 from topics.ids import hash_id
 from topics.packed import EmbeddingChunk, encode_embedding
+from topics.packed_counts import CountChunk, encode_count
 
 T0 = 1_573_700_000_000
 HOUR = 3_600_000
@@ -73,3 +75,19 @@ def test_not_a_store(tmp_path: Path) -> None:
     assert result.exit_code != 0
     assert "holds none" in str(result.exception)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_store_of_counts(tmp_path: Path) -> None:
+    fill(tmp_path / "ranker" / "0")
+    store = open_store(tmp_path / "ranker-counts" / "0", StoreSettings(cache_bytes=1 << 20), parse_counts)
+    items = np.array([5, 5, 6], np.uint64)
+    store.apply([ChangelogRecord(4, encode_count(CountChunk(hash_id("u1"), T0 + HOUR, False, items)))])
+    store.expire(T0 + 20 * HOUR)
+    store.close()
+    result = CliRunner().invoke(state_app, ["inspect", str(tmp_path), "--json"])
+    _, counts = json.loads(result.output)["partitions"]
+    assert (counts["users"], counts["chunks"], counts["live_pairs"]) == (1, 1, 3)
+    assert counts["models"] == {"none (counts)": 1}
+    result = CliRunner().invoke(state_app, ["inspect", str(tmp_path), "--user", "u1", "--json"])
+    (found,) = json.loads(result.output)["partitions"]
+    assert found["path"].endswith("ranker/0"), "only the store that has vectors of the user"
