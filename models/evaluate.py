@@ -182,6 +182,8 @@ class _Run:
             counted = t.runtime(*t.graphs(pair, state, t.train_vm(before, size=size)))
             base, base_vm = t.vm_logits(counted, self.part), t.vm_logits(counted, t.parts.vm)
             self._add(name, base)
+            if control == "rolling":  # as the verifier asks
+                self._add(f"{name}_unknown", t.vm_logits(counted, self.part, unknown=True))
             for added, slots in (("state", ["state"]), ("slots", list(t.slots))):
                 plus = t.train_plus(t.parts.vm, base_vm, self._only(train_columns, slots), size, len(slots) > 1)
                 logit = self._score(plus, base, self._only(served, slots))

@@ -17,7 +17,7 @@ from models import kernels
 from models.api import F32, I64, U8, U64, FeatureSpec, PairBatch
 from models.catalogue import Catalogue
 from topics.errors import DecodeError
-from topics.events import Candidates, Columns, Features, Impression
+from topics.events import Candidates, Columns, Features, HashedCandidates, Impression
 from topics.ids import IdHasher, ItemId, hash_id
 from topics.packed import PrecomputeRequest
 
@@ -42,7 +42,7 @@ class Encoder:
         """Feature values so far that were not of the kind the spec says, and were taken as missing."""
         return self._values.mistyped + self._mistyped_history
 
-    def candidates(self, events: Sequence[Candidates]) -> PairBatch:
+    def candidates(self, events: Sequence[Candidates | HashedCandidates]) -> PairBatch:
         return self._encode(events, [e.items for e in events], [e.item_features for e in events])
 
     def impressions(self, events: Sequence[Impression]) -> PairBatch:
@@ -99,19 +99,16 @@ class Encoder:
 
     def _encode(
         self,
-        events: Sequence[Candidates | Impression],
-        ids: list[list[ItemId]],
+        events: Sequence[Candidates | HashedCandidates | Impression],
+        ids: Sequence[list[ItemId] | U64],
         own: list[Columns | None],
     ) -> PairBatch:
         many, length = self._hasher.many, self.spec.history_length
-        flat: list[ItemId] = []
         past: list[ItemId] = []
         past_ts: list[object] = []
         past_kind: list[object] = []
-        sizes, past_sizes = [], []
-        for event, these in zip(events, ids, strict=True):
-            flat += these
-            sizes.append(len(these))
+        past_sizes = []
+        for event in events:
             features = event.features
             history = cast("list[ItemId]", features.get("history") or ())
             n = min(len(history), length)
@@ -121,8 +118,8 @@ class Encoder:
                 times, kinds = features.get("history_ts"), features.get("history_kind")
                 past_ts += times[-n:] if isinstance(times, list) else [-1] * n
                 past_kind += kinds[-n:] if isinstance(kinds, list) else [0] * n
-        items, history_ids = many(flat), many(past)
-        splits = _splits(sizes)
+        items, history_ids = self._hashes(ids), many(past)
+        splits = _splits([len(these) for these in ids])
         columns = self.catalogue.features(items)
         for k, given in enumerate(own):
             if given is not None:
@@ -140,6 +137,15 @@ class Encoder:
             history_splits=_splits(past_sizes),
             history_features=self.catalogue.features(history_ids),
         )
+
+    def _hashes(self, ids: Sequence[list[ItemId] | U64]) -> U64:
+        """Of all lists, one after the other."""
+        hashed = [these for these in ids if isinstance(these, np.ndarray)]
+        if not hashed:
+            return self._hasher.many([i for these in ids for i in these])
+        if len(hashed) < len(ids):
+            hashed = [these if isinstance(these, np.ndarray) else self._hasher.many(these) for these in ids]
+        return np.concatenate(hashed)
 
     def _own_columns(self, columns: F32, given: Columns) -> None:
         """An event's own values before the catalogue's; its nulls leave the catalogue's."""

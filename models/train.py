@@ -313,9 +313,12 @@ class Trainer:
             "rate": round(float(label.mean()), 4),
         }
 
-    def vm_logits(self, runtime: OnnxRuntime, part: range) -> F32:
-        """[n] with the counts of each impression where the VM sees them."""
-        given = ((piece, self.counts_of(runtime, start, piece)) for start, piece in self._pieces_from(part))
+    def vm_logits(self, runtime: OnnxRuntime, part: range, unknown: bool = False) -> F32:
+        """[n] with the counts of each impression where the VM sees them, unless they are `unknown`."""
+        given = (
+            (piece, None if unknown else self.counts_of(runtime, start, piece))
+            for start, piece in self._pieces_from(part)
+        )
         return np.concatenate([runtime.score(piece, counts).logit for piece, counts in given])
 
     def counts_of(self, runtime: OnnxRuntime, start: int, piece: PairBatch) -> Counts | None:

@@ -40,6 +40,7 @@ def test_every_variant_is_there(result: dict[str, Any]) -> None:
     expected |= {f"coverage_{c:.0%}{kind}" for c in COVERAGE for kind in ("", "_unmatched", "_unmatched_not_gated")}
     expected |= {f"{kind}_{form}" for form in FORMS for kind in ("cold", "as_served_direct")}
     expected |= {f"control_{c}{more}" for c in ("counters", "rolling") for more in ("", "_and_state", "_and_slots")}
+    expected.add("control_rolling_unknown")
     assert variants.keys() == expected
     assert all(np.isfinite(v["log_loss"]) and 0 < v["log_loss"] < 1 for v in variants.values())
     assert set(result["transfer_ratio"]) == {"direct", "as_served", "with_fallbacks", "soft_label"}
