@@ -72,8 +72,8 @@ def inspect_store(path: Path, settings: StoreSettings) -> dict[str, Any]:
 
 
 def inspect_user(path: Path, user: int, settings: StoreSettings) -> dict[str, Any]:
-    """Every pair of one user with its age at the store's clock, newest chunk first, and the aggregate's norm. A store of
-    count chunks has none."""
+    """Every pair of one user with its age at the store's clock, newest chunk first, and the aggregate's norm. A store
+    of count chunks has none."""
     store = open_store(path, settings)
     try:
         now = max(store.clock_ms, 0)
