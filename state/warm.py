@@ -30,7 +30,7 @@ def warm_up() -> None:
     global _warm
     if _warm:
         return
-    with _one_at_a_time():
+    with one_at_a_time():
         cache = UserCache(0)
         users, none, zero = np.ones(1, np.uint64), parse_batch([]), np.zeros(2, np.int64)
         cache.ensure(users, 0, np.empty(1, np.int64))
@@ -49,7 +49,7 @@ def warm_up() -> None:
 
 
 @contextmanager
-def _one_at_a_time() -> Iterator[None]:
+def one_at_a_time() -> Iterator[None]:
     """Roles that start together wait for the one that compiles, and then load what it made."""
     path = Path(tempfile.gettempdir()) / f"solaris-kernels-{os.getuid()}.lock"
     try:
@@ -65,6 +65,9 @@ def _one_at_a_time() -> Iterator[None]:
 
 
 if __name__ == "__main__":
+    from state.count_warm import warm_counts
+
     began = time.monotonic()
     warm_up()
+    warm_counts()
     print(f"state kernels ready in {time.monotonic() - began:.1f} s")

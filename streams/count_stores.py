@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from state.count_store import ItemCounts, PairCounts, parse_counts, store_settings
+from state.count_warm import warm_counts
 from streams.clock import EventClock
 from streams.settings import Settings
 from streams.stores import Stores
@@ -13,6 +14,7 @@ from streams.stores import Stores
 
 class CountStores:
     def __init__(self, folder: Path, settings: Settings) -> None:
+        warm_counts()
         self._settings = settings.counter.counts
         self._stores = Stores(folder, settings, store_settings(settings.store, self._settings), parse_counts)
         self.items = ItemCounts(self._settings, EventClock().see)

@@ -11,16 +11,20 @@ import logging
 
 def main() -> None:
     from models.runtime import open_runtime
+    from state.count_warm import warm_counts
     from state.warm import warm_up
     from streams.backtest import backtest
     from streams.settings import DEMO_BUNDLE
+    from topics.id_lists import hash_list
     from topics.readers.jsonl import PAD
     from topics.readers.scan import scan
     from topics.simulator import preset, simulate
 
     logging.getLogger().setLevel(logging.WARNING)
     warm_up()
+    warm_counts()
     scan(PAD)
+    hash_list(b"[]")
     backtest(simulate(preset("tiny")), open_runtime(DEMO_BUNDLE))
 
 

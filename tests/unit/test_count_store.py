@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from state import count_kernels, kernels
 from state.api import ChangelogRecord, StoreSettings
 from state.count_store import EXACT_MS, SILENT_MS, ItemCounts, PairCounts, parse_counts, store_settings
+from state.count_warm import warm_counts
 from state.counts import BUCKET_MS, DAY_MS, HOUR_MS, Counts, CountSettings
 from state.store import RocksStore, open_store
 from topics.packed_counts import CountChunk, ItemDeltas, encode_count, encode_items
@@ -217,3 +219,20 @@ def test_embedding_stores_refuse_count_chunks(tmp_path: Path) -> None:
     store = RocksStore(tmp_path / "s", StoreSettings(cache_bytes=1 << 20))
     assert store.apply([chunk(0, 5, T0, [1])]).rejected == [(0, "wrong_kind")]
     store.close()
+
+
+def test_nothing_is_left_to_compile_for_the_first_batch(tmp_path: Path) -> None:
+    compiled = (
+        count_kernels.scan, count_kernels.count_pairs, count_kernels.add, count_kernels.survey, count_kernels.compact,
+        count_kernels.count_items, kernels.heads_of,
+    )  # fmt: skip
+    warm_counts()
+    before = [len(k.signatures) for k in compiled]  # type: ignore[attr-defined]
+    assert min(before) > 0
+    items = items_of(room=4)
+    items.apply(0, [0], [deltas(T0, {k: (1, 1) for k in range(1, 50)})], 1)
+    pairs = pairs_at(tmp_path / "s", items)
+    pairs.store.apply([chunk(0, 5, T0, [1, 2])])
+    assert look(pairs, 5, [1], T0 + BUCKET_MS).known[0]
+    pairs.store.close()
+    assert [len(k.signatures) for k in compiled] == before  # type: ignore[attr-defined]
