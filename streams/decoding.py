@@ -7,11 +7,26 @@ from typing import TypeVar
 
 from streams.step import Dead, Record
 from topics.errors import InvalidEvent
-from topics.events import Candidates, Feedback, Impression, Rejected, check_key
+from topics.events import (
+    Candidates,
+    Feedback,
+    HashedCandidates,
+    Impression,
+    Rejected,
+    check_key,
+    decode_candidates_hashed,
+)
+from topics.id_lists import hash_list
 from topics.ids import hash_bytes
 from topics.packed import PrecomputeRequest, decode_precompute
 
-E = TypeVar("E", Candidates, Impression, Feedback)
+E = TypeVar("E", Candidates | HashedCandidates, Impression, Feedback)
+
+
+def hashed_candidates(value: bytes) -> Candidates | HashedCandidates:
+    """A candidates event as the verifier needs it: its items' hashes, made from the record without the items' strings
+    where they are written as usual."""
+    return decode_candidates_hashed(value, hash_list)
 
 
 def keyed_events(

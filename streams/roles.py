@@ -14,7 +14,7 @@ from state.api import ChangelogRecord
 from state.neighbours import Neighbours, NeighbourSettings
 from streams.backlog import Backlog
 from streams.count_stores import CountStores
-from streams.decoding import keyed_events, precompute_requests
+from streams.decoding import hashed_candidates, keyed_events, precompute_requests
 from streams.embedder import Embedder
 from streams.gate import Gate, GateSettings
 from streams.ranker import Ranker
@@ -23,7 +23,14 @@ from streams.step import Dead, Output, PlainStep, Record, StepResult
 from streams.stores import Stores
 from streams.verifier import Verifier
 from topics.errors import InvalidEvent
-from topics.events import Impression, Rejected, decode_candidates, decode_impression, decode_item, encode
+from topics.events import (
+    Candidates,
+    Impression,
+    Rejected,
+    decode_impression,
+    decode_item,
+    encode,
+)
 from topics.packed import encode_embedding, encode_precompute, request_pairs
 
 log = logging.getLogger(__name__)
@@ -95,6 +102,10 @@ class VerifierStep(BaseStep):
     def swap(self, runtime: Runtime) -> None:
         self.core.runtime = runtime
 
+    def warm(self) -> None:
+        super().warm()
+        hashed_candidates(encode(Candidates("warm", "warm", 0, ["warm"])))
+
     def open(self, partition: int, metadata: str | None, logs: Mapping[str, tuple[int, int]]) -> Mapping[str, int]:
         self.core.gates[partition] = Gate.load(self._gates, metadata)
         return {}
@@ -109,7 +120,7 @@ class VerifierStep(BaseStep):
         return self.core.gate(partition).dump()
 
     def run(self, records: Sequence[Record]) -> StepResult:
-        events, sources, dead = keyed_events(records, decode_candidates, self.settings.loop.max_ahead_ms)
+        events, sources, dead = keyed_events(records, hashed_candidates, self.settings.loop.max_ahead_ms)
         partitions = [records[i].partition for i in sources]
         backlog = self.backlog.pairs() if self.backlog is not None else {}
         requests = self.core.process(events, partitions, backlog)

@@ -15,7 +15,7 @@ import numpy as np
 from models.api import Runtime
 from models.features import Encoder
 from streams.gate import REASONS, Gate, GateSettings
-from topics.events import Candidates
+from topics.events import Candidates, HashedCandidates
 from topics.packed import PrecomputeRequest
 
 
@@ -36,7 +36,7 @@ class Verifier:
 
     def process(
         self,
-        events: Sequence[Candidates],
+        events: Sequence[Candidates | HashedCandidates],
         partitions: Sequence[int],
         backlog_pairs: Mapping[int, int] | None = None,
     ) -> list[PrecomputeRequest]:

@@ -9,10 +9,12 @@ Items are strings or integers (the same id either way); user ids are strings. Se
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from topics.errors import DecodeError, EventRejected
 from topics.ids import ItemId
@@ -47,6 +49,28 @@ class Candidates(msgspec.Struct, tag="candidates", tag_field="type", omit_defaul
     scores: list[float] | None = None
     features: Features = {}
     item_features: Columns | None = None
+
+
+class _RawCandidates(msgspec.Struct, tag="candidates", tag_field="type", gc=False):
+    id: str
+    user: str
+    ts: int
+    items: msgspec.Raw
+    scores: list[float] | None = None
+    features: Features = {}
+    item_features: Columns | None = None
+
+
+class HashedCandidates(msgspec.Struct, gc=False):
+    """`Candidates` for one who needs of the items their hashes only."""
+
+    id: str
+    user: str
+    ts: int
+    items: npt.NDArray[np.uint64]
+    scores: list[float] | None
+    features: Features
+    item_features: Columns | None
 
 
 class Impression(msgspec.Struct, tag="impression", tag_field="type", omit_defaults=True):
@@ -123,6 +147,7 @@ _event_decoder = msgspec.json.Decoder(Event)
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {
     t: msgspec.json.Decoder(t) for t in (Candidates, Impression, Feedback, Item, RankedAds)
 }
+_raw_decoder = msgspec.json.Decoder(_RawCandidates)
 _encoder = msgspec.json.Encoder()
 encode = _encoder.encode
 
@@ -137,6 +162,23 @@ def decode_event(data: bytes | bytearray | memoryview | str) -> Event:
 def decode_candidates(data: bytes | bytearray | memoryview | str) -> Candidates:
     event: Candidates = _decode(_decoders[Candidates], data)
     check(event)
+    return event
+
+
+def decode_candidates_hashed(
+    data: bytes | bytearray | memoryview | str, hash_list: Callable[[msgspec.Raw], npt.NDArray[np.uint64] | None]
+) -> Candidates | HashedCandidates:
+    """As `decode_candidates`, without making ids of the items where `hash_list` (`topics.id_lists`) can do without."""
+    raw: _RawCandidates = _decode(_raw_decoder, data)
+    items = hash_list(raw.items)
+    if items is None:
+        return decode_candidates(data)
+    event = HashedCandidates(raw.id, raw.user, raw.ts, items, raw.scores, raw.features, raw.item_features)
+    _check_time(event.ts)
+    _check_names(event.user, event.id)
+    _check_aligned_floats("scores", event.scores, len(items))
+    _check_features("features", event.features)
+    _check_columns("item_features", event.item_features, len(items))
     return event
 
 
@@ -163,7 +205,7 @@ def decode_ranked_ads(data: bytes | bytearray | memoryview | str) -> RankedAds:
     return _decode(_decoders[RankedAds], data)
 
 
-def check_key(key: bytes | None, event: Event) -> None:
+def check_key(key: bytes | None, event: Event | HashedCandidates) -> None:
     """A record's key is the user id (the item id for items), UTF-8: it decides the partition, and with it the store
     that is asked. Raises `EventRejected`."""
     want = str(event.id) if isinstance(event, Item) else event.user
@@ -199,20 +241,12 @@ def check(event: Event) -> None:
 
     Most values are fine, so lists are looked at in whole by functions of C speed; only a list that fails is walked.
     """
-    if not MIN_TS <= event.ts <= MAX_TS:
-        raise EventRejected("time_out_of_range", f"ts = {event.ts} ms; expected {MIN_TS}..{MAX_TS}")
+    _check_time(event.ts)
     if isinstance(event, Item):
         _check_ids("id", (event.id,))
         _check_features("features", event.features)
         return
-    if not event.user:
-        raise EventRejected("empty_user", "user is empty")
-    if len(event.user) > MAX_ID_CHARS:
-        raise EventRejected("id_too_long", f"user has {len(event.user)} characters, at most {MAX_ID_CHARS}")
-    if not event.id:
-        raise EventRejected("empty_id", "id is empty")
-    if len(event.id) > MAX_ID_CHARS:
-        raise EventRejected("id_too_long", f"id has {len(event.id)} characters, at most {MAX_ID_CHARS}")
+    _check_names(event.user, event.id)
     if isinstance(event, Candidates):
         _check_ids("items", event.items)
         _check_aligned_floats("scores", event.scores, len(event.items))
@@ -227,6 +261,22 @@ def check(event: Event) -> None:
         _check_ids("clicked", event.clicked)
         if event.converted is not None:
             _check_ids("converted", event.converted)
+
+
+def _check_time(ts: int) -> None:
+    if not MIN_TS <= ts <= MAX_TS:
+        raise EventRejected("time_out_of_range", f"ts = {ts} ms; expected {MIN_TS}..{MAX_TS}")
+
+
+def _check_names(user: str, name: str) -> None:
+    if not user:
+        raise EventRejected("empty_user", "user is empty")
+    if len(user) > MAX_ID_CHARS:
+        raise EventRejected("id_too_long", f"user has {len(user)} characters, at most {MAX_ID_CHARS}")
+    if not name:
+        raise EventRejected("empty_id", "id is empty")
+    if len(name) > MAX_ID_CHARS:
+        raise EventRejected("id_too_long", f"id has {len(name)} characters, at most {MAX_ID_CHARS}")
 
 
 def _check_ids(field: str, ids: Sequence[Any]) -> None:

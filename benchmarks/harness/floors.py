@@ -17,8 +17,9 @@ from models.api import PairBatch, Slots
 from models.catalogue import Catalogue
 from models.features import Encoder
 from models.runtime import OnnxRuntime, open_runtime
+from streams.decoding import hashed_candidates
 from streams.ranker import Ranker, Ranking
-from topics.events import decode_candidates, decode_impression, decode_item, encode
+from topics.events import decode_impression, decode_item, encode
 from topics.packed import decode_precompute, encode_precompute
 
 BATCH = 500
@@ -37,7 +38,7 @@ class Floors:
         """CPU seconds per event."""
 
         def work(batch: list[Kafka]) -> None:
-            events = [decode_candidates(r.value) for r in batch]
+            events = [hashed_candidates(r.value) for r in batch]
             pairs = self.encoder.candidates(events)
             scores = self.runtime.score(pairs)
             splits = pairs.splits.tolist()

@@ -22,9 +22,10 @@ import faust  # noqa: E402
 from models.catalogue import Catalogue  # noqa: E402
 from models.features import Encoder  # noqa: E402
 from models.runtime import open_runtime  # noqa: E402
+from streams.decoding import hashed_candidates  # noqa: E402
 from streams.gate import GateSettings  # noqa: E402
 from streams.verifier import Verifier  # noqa: E402
-from topics.events import decode_candidates, decode_item  # noqa: E402
+from topics.events import decode_item  # noqa: E402
 from topics.kafka import KafkaSettings  # noqa: E402
 from topics.packed import encode_precompute  # noqa: E402
 from topics.tail import records  # noqa: E402
@@ -71,7 +72,7 @@ def make() -> faust.App:
             async for batch in stream.take_events(BATCH, within=WITHIN_S):
                 messages = [e.message for e in batch]
                 await send(
-                    [decode_candidates(m.value) for m in messages],
+                    [hashed_candidates(m.value) for m in messages],
                     [m.key for m in messages],
                     [m.partition for m in messages],
                 )
@@ -82,7 +83,7 @@ def make() -> faust.App:
         async def each(stream: Any) -> None:
             async for event in stream.events():
                 m = event.message
-                await send([decode_candidates(m.value)], [m.key], [m.partition])
+                await send([hashed_candidates(m.value)], [m.key], [m.partition])
 
     return app
 

@@ -19,9 +19,10 @@ from quixstreams import Application, message_context  # noqa: E402
 from models.catalogue import Catalogue  # noqa: E402
 from models.features import Encoder  # noqa: E402
 from models.runtime import open_runtime  # noqa: E402
+from streams.decoding import hashed_candidates  # noqa: E402
 from streams.gate import GateSettings  # noqa: E402
 from streams.verifier import Verifier  # noqa: E402
-from topics.events import decode_candidates, decode_item  # noqa: E402
+from topics.events import decode_item  # noqa: E402
 from topics.kafka import KafkaSettings  # noqa: E402
 from topics.packed import encode_precompute  # noqa: E402
 from topics.tail import records  # noqa: E402
@@ -52,7 +53,7 @@ def main() -> None:
     sink = app.topic(output, key_serializer="bytes", value_serializer="bytes")
 
     def verify(value: bytes) -> bytes:
-        request = core.process([decode_candidates(value)], [message_context().partition])[0]
+        request = core.process([hashed_candidates(value)], [message_context().partition])[0]
         return encode_precompute(request)
 
     app.dataframe(source).apply(verify).to_topic(sink)

@@ -27,7 +27,7 @@ from state import artifact, metadata, segments
 from state.api import ChangelogRecord
 from state.chunk import decode_chunk, parse_batch
 from streams import durations, layers
-from streams.decoding import keyed_events, precompute_requests
+from streams.decoding import hashed_candidates, keyed_events, precompute_requests
 from streams.gate import Gate, GateSettings
 from streams.monitor.blocks import Blocks
 from streams.monitor.processes import Processes
@@ -80,6 +80,7 @@ def event_bytes(data: bytes) -> None:
         encoder.catalogue.update([events.decode_item(data)])
     for decode, make in (
         (events.decode_candidates, encoder.candidates),
+        (hashed_candidates, encoder.candidates),
         (events.decode_impression, encoder.impressions),
     ):
         with contextlib.suppress(InvalidEvent):
@@ -94,7 +95,7 @@ def keyed(data: bytes) -> None:
     size = data[0] if data else 0
     key, value = data[1 : 1 + size] or None, data[1 + size :] or None
     r = record(value, key)
-    for decode in (events.decode_candidates, events.decode_impression):
+    for decode in (events.decode_candidates, hashed_candidates, events.decode_impression):
         found, sources, dead = keyed_events([r, r], decode, 86_400_000)
         assert len(found) == len(sources)
         assert len(found) + len(dead) == 2
