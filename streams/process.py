@@ -48,8 +48,12 @@ def _serve(role: str, settings: Settings, instance: str, stopping: threading.Eve
     from streams.health import HealthServer
     from streams.loop import Loop
     from streams.reporter import Reporter
+    from topics.admin import require
 
     steps, backlog = _steps(role, settings)
+    follows_counts = any({"counts", "item-counts"} & {*s.follows, *s.broadcasts} for s in steps)
+    if role == "counter" or follows_counts:
+        require(settings.kafka, ["counts", "item-counts"])
     watch = _watch(settings, [s for s in steps if hasattr(s, "runtime")])
     if role == "counter":
         # What it writes adds up: a batch written twice would be counted twice.

@@ -82,6 +82,8 @@ def run(
     arguments = [*(["--config", str(config)] if config else []), *(a for s in sets or [] for a in ("--set", s))]
     if counters is None:
         counters = int(wants_counter(settings.model.bundle))
+    if counters:
+        require(settings.kafka, ["counts", "item-counts"])
     counts = {
         "verifier": verifiers, "embedder": embedders, "counter": counters, "ranker": rankers, "monitor": int(monitor)
     }  # fmt: skip

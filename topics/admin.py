@@ -227,7 +227,7 @@ def _inspect(admin: _Admin, kafka: KafkaSettings, names: Iterable[str] | None) -
     have = admin.partitions()
     present = [c for c in chosen if kafka.topic(c.name) in have]
     for c in chosen:
-        if c not in present:
+        if c not in present and not (c.optional and names is None):
             report.mismatches.append(Mismatch(kafka.topic(c.name), "missing", "a topic", "not there"))
     _check_alignment(report, kafka, have, present)
     configs = admin.configs([kafka.topic(c.name) for c in present])

@@ -23,6 +23,8 @@ class Contract:
     aligned: bool = True
     """partitioned by user id with the same number of partitions as the other aligned topics; partition p of
     `item-counts` is what partition p's users did"""
+    optional: bool = False
+    """needed by some bundles only: that it is missing is no mismatch unless it is asked for by name"""
     cleanup: Literal["delete", "compact"] = "delete"
     timestamp: Literal["LogAppendTime", "CreateTime"] = "LogAppendTime"
     """Kafka retention goes by record timestamp. Replayed events are old: with their own time they would be deleted at
@@ -37,8 +39,8 @@ CONTRACTS: tuple[Contract, ...] = (
     Contract("impressions", "user id", "json impression", 12 * HOUR_MS, "ad server", "ranker, counter"),
     Contract("ranked-ads", "user id", "json ranked_ads", 3 * DAY_MS, "ranker", "ad server, monitor"),
     Contract("feedback", "user id", "json feedback", 3 * DAY_MS, "ad server", "monitor, training, counter-clicks"),
-    Contract("counts", "user id", "packed count chunk", 26 * HOUR_MS, "counter", "stores"),
-    Contract("item-counts", "none", "packed item deltas", 26 * HOUR_MS, "counter", "stores"),
+    Contract("counts", "user id", "packed count chunk", 26 * HOUR_MS, "counter", "stores", optional=True),
+    Contract("item-counts", "none", "packed item deltas", 26 * HOUR_MS, "counter", "stores", optional=True),
     Contract("items", "item id", "json item", None, "catalogue", "all roles", aligned=False, cleanup="compact"),
     Contract("stats", "role", "json stats", 3 * DAY_MS, "all roles", "monitor", aligned=False),
     Contract("dlq", "as received", "bytes as received", 7 * DAY_MS, "any", "people", aligned=False),
