@@ -74,6 +74,9 @@ def test_settings_that_differ_are_named_and_changed_only_on_demand(kafka: KafkaS
     assert {(m.topic, m.what) for m in admin.check(kafka)} == set(found), "looking changes nothing"
     changed = admin.alter(kafka)
     assert len(changed) == 4
+    deadline = time.monotonic() + 240
+    while admin.check(kafka) and time.monotonic() < deadline:
+        time.sleep(0.05)  # brokers hear of it after the controller has answered
     assert admin.check(kafka) == []
     assert admin.alter(kafka) == []
 
