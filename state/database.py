@@ -231,6 +231,8 @@ def classify(path: Path, e: BaseException) -> StoreError:
     text = str(e)
     if isinstance(e, StoreError):
         return e
+    if not path.is_dir():
+        return StoreError(f"{path} was removed under its store. The next start rebuilds it from the changelog")
     if text.startswith(("Corruption", "Not found", "NotFound", "Invalid argument")) or "No such file" in text:
         return Damaged(f"{path}: {text}")
     if free_bytes(path) < MIN_WRITE_BUFFER_BYTES or not writable(path) or "No space" in text or "too large" in text:

@@ -422,7 +422,10 @@ class RocksStore:
 
     def _check_space(self, nbytes: int) -> None:
         need = 2 * nbytes + _SPARE_BYTES
-        free = database.free_bytes(self.path)
+        try:
+            free = database.free_bytes(self.path)
+        except OSError as e:
+            raise self._error(e) from None
         if free < need:
             raise StoreFull(
                 f"{self.path} has {free} bytes free, the next write needs {need}. Nothing was written; "

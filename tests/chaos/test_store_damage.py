@@ -206,3 +206,22 @@ def test_a_checkpoint_is_a_store_of_its_own(tmp_path: Path) -> None:
         store.checkpoint(tmp_path / "copy")
     copy.close()
     store.close()
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["removed", "a-file-instead"])
+def test_a_store_removed_under_its_process_is_named_and_begun_anew(tmp_path: Path, replaced: bool) -> None:
+    path = tmp_path / "0"
+    filled(path)
+    store = open_store(path, SETTINGS)
+    shutil.rmtree(path)
+    if replaced:
+        path.write_text("")
+    with pytest.raises(StoreError, match=r"/0 was removed under its store. The next start rebuilds it"):
+        store.apply([record(o) for o in range(300, 310)])
+        store.flush()  # a file in the directory's place is met when one is made
+    store.close()
+    if replaced:
+        path.unlink()
+    store = open_store(path, SETTINGS)
+    assert store.position is None
+    store.close()
