@@ -30,7 +30,7 @@ from streams.follower import Followed, Follower
 from streams.settings import Settings
 from streams.step import Record, Step, Work
 from streams.transactions import Committer, Dropped
-from topics.errors import BrokerError, SolarisError
+from topics.errors import BrokerError, ContractError, IdentityLost, SolarisError
 from topics.kafka import consumer, group_name
 
 log = logging.getLogger(__name__)
@@ -241,13 +241,13 @@ class Loop:
         error = m.error()
         if error is None:
             return True
-        if error.fatal() or error.code() in (
+        if error.fatal() or error.code() in (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID):
+            raise IdentityLost(f"{self.step.role}: {self._topic}: {error.str()}") from None
+        if error.code() in (
             KafkaError.UNKNOWN_TOPIC_OR_PART,
             KafkaError._UNKNOWN_TOPIC,
             KafkaError.TOPIC_AUTHORIZATION_FAILED,
             KafkaError.GROUP_AUTHORIZATION_FAILED,
-            KafkaError._FATAL,
-            KafkaError.FENCED_INSTANCE_ID,
         ):
             raise BrokerError(f"{self.step.role}: {self._topic}: {error.str()}") from None
         self.counters["poll_errors"] += 1
@@ -311,6 +311,13 @@ class Loop:
         if not partitions:
             return
         failpoints.hit("in_assign")
+        n = self.settings.kafka.partitions
+        if any(t.partition >= n for t in partitions):
+            raise ContractError(
+                f"{self._topic} was given partitions beyond the {n} of kafka.partitions while {self.step.role} ran: "
+                "users that move with them are separated from their state. Give all topics of the flow the same number "
+                "(`solaris topics create --alter`), set kafka.partitions to it and start the roles again"
+            )
         committed = self._committed(consumer, partitions)
         consumer.incremental_assign([TopicPartition(t.topic, t.partition, t.offset) for t in committed])
         consumer.pause(partitions)  # until the worker has opened and restored them

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import FrameType
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from streams.heap import bound_heaps
 from streams.instance import Instance
 from streams.settings import Settings
+from topics.errors import IdentityLost
 
 if TYPE_CHECKING:
     from models.api import Runtime
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LIVE_S = 60.0
+_REJOIN_S = 60.0
 
 
 def run_role(role: str, settings: Settings) -> None:
@@ -37,10 +40,30 @@ def run_role(role: str, settings: Settings) -> None:
     instance = Instance(settings.store.dir, role, settings.loop.instance_id)
     try:
         require(settings.kafka)
-        while _serve(role, settings, instance.name, stopping):
-            log.warning("%s: starting again with a bundle that reads other features or topics", role)
+        _serve_on(lambda: _serve(role, settings, instance.name, stopping), role, stopping.is_set)
     finally:
         instance.release()
+
+
+def _serve_on(serve: Callable[[], bool], role: str, stopping: Callable[[], bool]) -> None:
+    """Serves until that ends for good.
+
+    A lost identity is taken again from here as a successor would take it: a new producer of the same name ends what the
+    former one left open, a new member of the same name takes its place in the group, and work goes on from what is
+    committed, with stores opened anew. That name is this process's own while it lives (`Instance`). Where another host
+    was given the same one they would take it from each other for ever: twice in a minute ends the process.
+    """
+    rejoined_s = float("-inf")
+    while True:
+        try:
+            if not serve():
+                return
+            log.warning("%s: starting again with a bundle that reads other features or topics", role)
+        except IdentityLost as e:
+            if stopping() or time.monotonic() - rejoined_s < _REJOIN_S:
+                raise
+            rejoined_s = time.monotonic()
+            log.error("%s; joining anew", e)
 
 
 def _serve(role: str, settings: Settings, instance: str, stopping: threading.Event) -> bool:
@@ -122,11 +145,12 @@ def _serve(role: str, settings: Settings, instance: str, stopping: threading.Eve
             backlog.stop()
         if server is not None:
             server.stop()
+    if any(t.is_alive() for t in threads):
+        why = f" after {failures[0]}" if failures else ""
+        log.error("%s: not stopped inside the deadline%s; leaving, nothing unfinished was committed", role, why)
+        os._exit(1)
     if failures:
         raise failures[0]
-    if any(t.is_alive() for t in threads):
-        log.error("%s: not stopped inside the deadline; leaving, nothing unfinished was committed", role)
-        os._exit(1)
     return watch is not None and watch.restart_wanted.is_set() and not stopping.is_set()
 
 

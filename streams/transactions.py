@@ -19,7 +19,7 @@ from streams.deadline import Deadline
 from streams.settings import Settings
 from streams.step import Output, Record, Step, Work
 from topics.dlq import attempt_of, dead_letter
-from topics.errors import BrokerError
+from topics.errors import BrokerError, IdentityLost
 from topics.events import Rejected
 from topics.kafka import passing, producer
 
@@ -237,31 +237,48 @@ class Committer:
                 self._made.produce(topic, value, key, on_delivery=report, **extra)
                 return
             except BufferError:  # back-pressure: the queue drains as the broker acknowledges
-                self._made.poll(0.05)
+                self._reported(lambda: self._made.poll(0.05))
                 if self._interrupted():
                     raise BrokerError(f"{self._step.role}: stopped while the broker took no records") from None
 
     def _flush(self) -> None:
-        while self._made.flush(1.0) > 0:
+        while self._reported(lambda: self._made.flush(1.0)) > 0:
             if self._interrupted():
                 raise BrokerError(f"{self._step.role}: stopped while the broker acknowledged no records")
 
+    @staticmethod
+    def _reported(call: Callable[[], int]) -> int:
+        """A call that serves delivery reports. The client raises a fatal error from within it and calls reports with
+        that still pending, which Python takes for an error of its own."""
+        try:
+            return call()
+        except SystemError as e:
+            if isinstance(e.__cause__, KafkaException):
+                raise e.__cause__ from None
+            raise
+
     def _after_error(self, error: KafkaError, attempt: int) -> None:
         """Aborts what has to be aborted and waits, or raises what cannot be mended."""
-        if error.fatal() or error.code() in (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH):
-            raise BrokerError(
-                f"{self._step.role}: another process took the identity {self._id!r}, or this one was stopped for "
-                f"longer than its transaction lives: {error.str()}. Nothing of this batch was committed; restart it"
-            )
+        if _lost(error):
+            raise self._identity_lost(error)
         self._counters["transactions_aborted"] += 1
         log.warning("%s: batch not committed, will be repeated: %s", self._step.role, error.str())
         if self._exactly_once:
             try:
                 self._retry(lambda: self._made.abort_transaction(_CALL_S), "abort_transaction")
             except KafkaException as e:
+                if _lost(e.args[0]):
+                    raise self._identity_lost(e.args[0]) from None
                 if e.args[0].code() != KafkaError._STATE:  # nothing was begun: nothing to abort
                     raise
         self._wait(attempt)
+
+    def _identity_lost(self, error: KafkaError) -> IdentityLost:
+        return IdentityLost(
+            f"{self._step.role}: another process took the identity {self._id!r}, this one was stopped for longer than "
+            f"its transaction lives, or the broker lost the answer to a commit: {error.str()}. Who takes the identity "
+            "next goes on from what is committed"
+        )
 
     def _retry(self, call: Callable[[], Any], what: str) -> None:
         attempt = 0
@@ -292,6 +309,13 @@ class Committer:
         if self._interrupted():
             raise BrokerError(f"{self._step.role}: stopped while the broker could not be used; nothing was committed")
         time.sleep(_BACK_OFF_S[min(attempt, len(_BACK_OFF_S) - 1)])
+
+
+def _lost(error: KafkaError) -> bool:
+    """The producer is of no more use."""
+    return error.fatal() or error.code() in (
+        KafkaError._FATAL, KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH,
+    )  # fmt: skip
 
 
 class _Reports:

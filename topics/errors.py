@@ -7,6 +7,7 @@
     │   └── EventRejected      decoded, but against a rule (time out of range, key differs from user, ...)
     ├── ContractError          a topic or log does not match its contract
     ├── BrokerError            a broker cannot be started, reached or used
+    │   └── IdentityLost       the broker takes this member or producer for another's, or no longer knows its state
     ├── BundleError            a model bundle is incomplete, inconsistent or unsupported
     ├── DeviceError            the inference device asked for is not the one there is
     └── StoreError             the state store cannot be opened or written
@@ -52,6 +53,10 @@ class ContractError(SolarisError):
 
 
 class BrokerError(SolarisError):
+    pass
+
+
+class IdentityLost(BrokerError):
     pass
 
 
