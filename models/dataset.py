@@ -19,7 +19,7 @@ from state.counts import CountSettings
 from state.counts_offline import OfflineCounts
 from topics.errors import ContractError
 from topics.events import Candidates, Event, FeatureValue, Feedback, Impression, Item
-from topics.ids import IdHasher, ItemId
+from topics.ids import ItemId, hash_ids
 
 CHUNK = 4096
 """events encoded at a time"""
@@ -42,14 +42,14 @@ class AdEvents:
     items: U64
 
     @classmethod
-    def of(cls, events: Sequence[tuple[str, int, list[ItemId]]], hasher: IdHasher) -> AdEvents:
+    def of(cls, events: Sequence[tuple[str, int, list[ItemId]]]) -> AdEvents:
         """From (user, event time, items) of each event."""
         splits = np.zeros(len(events) + 1, np.int64)
         np.cumsum([len(items) for _, _, items in events], out=splits[1:])
         items = np.empty(int(splits[-1]), np.uint64)
         for k, (_, _, ids) in enumerate(events):
-            items[splits[k] : splits[k + 1]] = hasher.many(ids)
-        users = hasher.many([user for user, _, _ in events])
+            items[splits[k] : splits[k + 1]] = hash_ids(ids)
+        users = hash_ids([user for user, _, _ in events])
         return cls(users, np.array([ts for _, ts, _ in events], np.int64), splits, items)
 
 
@@ -113,8 +113,7 @@ def build(events: Iterable[Event], spec: FeatureSpec, digest: str = "") -> Datas
             items.append(event)
     catalogue = Catalogue(spec)
     catalogue.update(items)
-    hasher = IdHasher()
-    encoder = Encoder(spec, catalogue, hasher)
+    encoder = Encoder(spec, catalogue)
     known = [e for e in shown if e.id in outcome and e.ads]
     if not known:
         raise ContractError(f"no impression of the log has feedback ({len(shown)} impressions): nothing to learn from")
@@ -127,13 +126,13 @@ def build(events: Iterable[Event], spec: FeatureSpec, digest: str = "") -> Datas
         pairs = slice(int(impressions.splits[k]), int(impressions.splits[k + 1]))
         feedback = outcome[event.id]
         if feedback.clicked:
-            clicked[pairs] = np.isin(impressions.items[pairs], hasher.many(feedback.clicked))
+            clicked[pairs] = np.isin(impressions.items[pairs], hash_ids(feedback.clicked))
         if feedback.converted:
-            converted[pairs] = np.isin(impressions.items[pairs], hasher.many(feedback.converted))
+            converted[pairs] = np.isin(impressions.items[pairs], hash_ids(feedback.converted))
     candidates = concat([encoder.candidates(offered[i : i + CHUNK]) for i in range(0, max(len(offered), 1), CHUNK)])
     return Dataset(
         spec, catalogue, impressions, clicked, converted, candidates, digest, len(shown) - len(known),
-        AdEvents.of([(e.user, e.ts, e.ads) for e in shown], hasher), AdEvents.of(clicks, hasher),
+        AdEvents.of([(e.user, e.ts, e.ads) for e in shown]), AdEvents.of(clicks),
     )  # fmt: skip
 
 
@@ -143,9 +142,9 @@ def counted(
     settings: CountSettings = CountSettings(),
 ) -> OfflineCounts:
     """Rolling counts of impressions and feedback, given as (user, event time, items) each."""
-    counts, hasher = OfflineCounts(settings), IdHasher()
+    counts = OfflineCounts(settings)
     for events, add in ((shown, counts.shown), (clicks, counts.clicked)):
-        e = AdEvents.of(events, hasher)
+        e = AdEvents.of(events)
         add(e.users, e.ts_ms, e.splits, e.items)
     return counts
 

@@ -18,7 +18,7 @@ from models.api import F32, I64, U8, U64, FeatureSpec, PairBatch
 from models.catalogue import Catalogue
 from topics.errors import DecodeError
 from topics.events import Candidates, Columns, Features, HashedCandidates, Impression
-from topics.ids import IdHasher, ItemId, hash_id
+from topics.ids import ItemId, hash_id, hash_ids
 from topics.packed import PrecomputeRequest
 
 COUNTERS = kernels.COUNTERS
@@ -27,11 +27,10 @@ COUNTERS = kernels.COUNTERS
 class Encoder:
     """Fills `PairBatch`es for one spec. Not thread-safe (memos); wrong-typed values count in `mistyped`."""
 
-    def __init__(self, spec: FeatureSpec, catalogue: Catalogue, hasher: IdHasher | None = None) -> None:
+    def __init__(self, spec: FeatureSpec, catalogue: Catalogue) -> None:
         self.spec = spec
         self.spec_hash = spec.hash()
         self.catalogue = catalogue
-        self._hasher = hasher if hasher is not None else IdHasher()
         self._values = catalogue.values
         self._kinds: dict[object, int] = {}
         self._mistyped_history = 0
@@ -103,7 +102,7 @@ class Encoder:
         ids: Sequence[list[ItemId] | U64],
         own: list[Columns | None],
     ) -> PairBatch:
-        many, length = self._hasher.many, self.spec.history_length
+        length = self.spec.history_length
         past: list[ItemId] = []
         past_ts: list[object] = []
         past_kind: list[object] = []
@@ -118,14 +117,14 @@ class Encoder:
                 times, kinds = features.get("history_ts"), features.get("history_kind")
                 past_ts += times[-n:] if isinstance(times, list) else [-1] * n
                 past_kind += kinds[-n:] if isinstance(kinds, list) else [0] * n
-        items, history_ids = self._hashes(ids), many(past)
+        items, history_ids = _hashes(ids), hash_ids(past)
         splits = _splits([len(these) for these in ids])
         columns = self.catalogue.features(items)
         for k, given in enumerate(own):
             if given is not None:
                 self._own_columns(columns[:, int(splits[k]) : int(splits[k + 1])], given)
         return PairBatch(
-            users=many([e.user for e in events]),
+            users=hash_ids([e.user for e in events]),
             ts_ms=np.array([e.ts for e in events], np.int64),
             splits=splits,
             items=items,
@@ -137,15 +136,6 @@ class Encoder:
             history_splits=_splits(past_sizes),
             history_features=self.catalogue.features(history_ids),
         )
-
-    def _hashes(self, ids: Sequence[list[ItemId] | U64]) -> U64:
-        """Of all lists, one after the other."""
-        hashed = [these for these in ids if isinstance(these, np.ndarray)]
-        if not hashed:
-            return self._hasher.many([i for these in ids for i in these])
-        if len(hashed) < len(ids):
-            hashed = [these if isinstance(these, np.ndarray) else self._hasher.many(these) for these in ids]
-        return np.concatenate(hashed)
 
     def _own_columns(self, columns: F32, given: Columns) -> None:
         """An event's own values before the catalogue's; its nulls leave the catalogue's."""
@@ -191,6 +181,16 @@ class Encoder:
                 if v not in memo:
                     memo[v] = _kind(v)
             return np.array([memo[v] for v in values], np.uint8)
+
+
+def _hashes(ids: Sequence[list[ItemId] | U64]) -> U64:
+    """Of all lists, one after the other."""
+    hashed = [these for these in ids if isinstance(these, np.ndarray)]
+    if not hashed:
+        return hash_ids([i for these in ids for i in these])
+    if len(hashed) < len(ids):
+        hashed = [these if isinstance(these, np.ndarray) else hash_ids(these) for these in ids]
+    return np.concatenate(hashed)
 
 
 def _kind(value: object) -> int:

@@ -38,7 +38,6 @@ from streams.ranker import Ranker
 from streams.verifier import Verifier
 from topics.errors import ContractError, SettingsError
 from topics.events import Candidates, Event, Feedback, Impression, Item, RankedAds
-from topics.ids import IdHasher
 from topics.packed import EmbeddingChunk, encode_embedding
 
 I64 = npt.NDArray[np.int64]
@@ -162,7 +161,6 @@ class Backtest:
         self.ranker = Ranker(runtime, encoder)
         self._computed = open_store(folder / "computed", config.store)
         self._offset = 0
-        self._hasher = IdHasher()
         self._counts = OfflineCounts(config.counts) if info.rolling else None
         if config.pair_delay_ms or config.state_delay_ms:
             self._pairs = open_store(folder / "pairs", _shorter(config.store, config.pair_delay_ms))
@@ -239,8 +237,8 @@ class Backtest:
         return shown, answers, columns
 
     def _count(self, events: list[Event], counts: OfflineCounts) -> None:
-        shown = AdEvents.of([(e.user, e.ts, e.ads) for e in events if isinstance(e, Impression)], self._hasher)
-        clicks = AdEvents.of([(e.user, e.ts, e.clicked) for e in events if isinstance(e, Feedback)], self._hasher)
+        shown = AdEvents.of([(e.user, e.ts, e.ads) for e in events if isinstance(e, Impression)])
+        clicks = AdEvents.of([(e.user, e.ts, e.clicked) for e in events if isinstance(e, Feedback)])
         counts.shown(shown.users, shown.ts_ms, shown.splits, shown.items)
         counts.clicked(clicks.users, clicks.ts_ms, clicks.splits, clicks.items)
 

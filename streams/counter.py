@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from topics.events import Feedback, Impression
-from topics.ids import IdHasher, hash_id
+from topics.ids import hash_id, hash_ids
 from topics.packed_counts import BUCKET_MS, MAX_ITEMS_PER_DELTA, CountChunk, ItemDeltas
 
 
@@ -30,7 +30,6 @@ class PartitionDeltas:
 @dataclass(slots=True)
 class EventCounter:
     counters: Counter[str] = field(default_factory=Counter)
-    _hasher: IdHasher = field(default_factory=IdHasher)
 
     def chunks(self, events: Sequence[Impression | Feedback]) -> list[CountChunk | None]:
         """A chunk for each event, aligned; None for one without ads, of which there is nothing to count."""
@@ -43,7 +42,7 @@ class EventCounter:
                 out.append(None)
                 continue
             self.counters["clicks_counted" if clicked else "ads_counted"] += len(ids)
-            out.append(CountChunk(hash_id(event.user), event.ts, clicked, self._hasher.many(ids)))
+            out.append(CountChunk(hash_id(event.user), event.ts, clicked, hash_ids(ids)))
         self.counters["events_counted"] += len(events)
         return out
 

@@ -1,10 +1,10 @@
 # mypy: ignore-errors
 # (numba gives these functions their types)
-"""A JSON list of ids to their hashes, without making strings of them.
+"""Many ids to their hashes: of a JSON list, without making strings of them, or of strings joined.
 
 `hash_list` reads the lists that programs usually write: strings of plain ASCII without escapes, at most 128 long, and
 integers as plain digits. Its hashes are those of `topics.ids`. A list with anything else in it is left undecided, not
-wrong: the decoder and `IdHasher` say what it holds, or what is wrong with it.
+wrong: the decoder and `topics.ids.hash_ids` say what it holds, or what is wrong with it.
 
 The hash is XXH3 with 64 bits, seed 0 and the default secret, for inputs of up to 128 bytes, as specified in
 https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md.
@@ -29,7 +29,7 @@ MAX_BYTES = 128
 """of an id that is hashed here; longer ones take another branch of XXH3"""
 _MAX_DIGITS = 18
 """of an integer that is surely within 64 bits"""
-_QUOTE, _SPACE, _COMMA, _MINUS, _ZERO, _NINE, _OPEN, _CLOSE, _BACKSLASH = b'" ,-09[]\\'
+_QUOTE, _SPACE, _COMMA, _MINUS, _ZERO, _NINE, _OPEN, _CLOSE, _BACKSLASH, _NEWLINE = b'" ,-09[]\\\n'
 
 _SECRET = bytes.fromhex(
     "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671fcb79e64eccc0e578825ad07dccff7221b8084674f743248e"
@@ -56,6 +56,13 @@ def hash_list(text: bytes | memoryview) -> npt.NDArray[np.uint64] | None:
     out = np.empty(len(text) // 2 + 1, np.uint64)
     count = _list(np.frombuffer(text, np.uint8), out)
     return out[:count] if count >= 0 else None
+
+
+def hash_joined(text: bytes, count: int) -> npt.NDArray[np.uint64] | None:
+    """uint64 [count] hashes of ids joined by newlines, UTF-8; None: there are not so many, or one is empty or longer
+    than `MAX_BYTES`."""
+    out = np.empty(count, np.uint64)
+    return out if _joined(np.frombuffer(text, np.uint8), out) else None
 
 
 @intrinsic
@@ -223,3 +230,19 @@ def _list(array, out):
             return -1
         i = _space(text, i + 1, end)
     return -1
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cfunc_wrapper=True)
+def _joined(array, out):
+    """Whether `out` has been filled."""
+    text, end = _pointer(array), len(array)
+    first = 0
+    for k in range(len(out)):
+        last = first
+        while last < end and text[last] != _NEWLINE:
+            last += 1
+        if not 1 <= last - first <= MAX_BYTES:
+            return False
+        out[k] = _hash(text, first, last - first)
+        first = last + 1
+    return first == end + 1

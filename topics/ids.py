@@ -16,6 +16,8 @@ U64 = npt.NDArray[np.uint64]
 
 ItemId = str | int
 
+_FEW = 4
+
 
 def hash_id(value: ItemId) -> int:
     """64-bit hash of one id, in 1 .. 2**64 - 1."""
@@ -33,42 +35,16 @@ def hash_bytes(key: bytes) -> int:
     return xxh3_64_intdigest(key) or 1
 
 
-class IdHasher:
-    """Hashes ids with a bounded memo: item ids repeat, so a dict hit (50 ns) beats encoding and hashing.
+def hash_ids(values: Sequence[ItemId]) -> U64:
+    """uint64[n] hashes, in the order given: those of `hash_id`, most of them in compiled code."""
+    if len(values) >= _FEW:
+        from topics.id_lists import hash_joined  # numba is slow to import
 
-    The memo is emptied when it reaches `capacity` entries, so memory is bounded whatever the ids are.
-    """
-
-    def __init__(self, capacity: int = 1 << 20) -> None:
-        self._capacity = capacity
-        self._memo: dict[ItemId, int] = {}
-
-    def one(self, value: ItemId) -> int:
-        memo = self._memo
-        h = memo.get(value)
-        if h is None:
-            if len(memo) >= self._capacity:
-                memo.clear()
-            h = hash_id(value)
-            if type(value) is int or len(value) <= 256:  # type: ignore[arg-type]
-                memo[value] = h
-        return h
-
-    def many(self, values: Sequence[ItemId]) -> U64:
-        """uint64[n] hashes, in the order given."""
-        memo = self._memo
         try:
-            return np.array([memo[v] for v in values], dtype=np.uint64)
-        except KeyError:
-            pass
-        # A few are new: they are learnt first, and the others still cost one look-up each.
-        long: dict[ItemId, int] = {}
-        for v in set(values).difference(memo):
-            h = self.one(v)
-            if v not in memo:
-                long[v] = h
-        try:
-            return np.array([memo[v] for v in values], dtype=np.uint64)
-        except KeyError:  # not kept: ids that are long, or more new ones than the memo holds
-            one = self.one
-            return np.array([long.get(v) or one(v) for v in values], dtype=np.uint64)
+            text = "\n".join(values).encode()  # type: ignore[arg-type]
+        except (TypeError, UnicodeEncodeError):
+            text = "\n".join(map(str, values)).encode("utf-8", "surrogatepass")
+        found = hash_joined(text, len(values))
+        if found is not None:
+            return found
+    return np.array([hash_id(v) for v in values], np.uint64)

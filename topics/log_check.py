@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from topics.events import Candidates, Event, Feedback, Impression, Item
-from topics.ids import IdHasher, hash_id
+from topics.ids import hash_id, hash_ids
 from topics.readers import EventLog
 
 SET_CAPACITY = 1 << 20
@@ -67,28 +67,27 @@ class CoverageCeiling:
         self._capacity = capacity
         self._last: dict[int, tuple[int, int]] = {}
         self._shift = 0
-        self._hash = IdHasher()
         self._clock = 0
         self.pairs = 0
         self.covered = dict.fromkeys(ttls_h, 0)
         self._max_ms = max(self.covered) * HOUR_MS
 
     def add(self, event: Candidates | Impression) -> None:
-        user = self._hash.one(event.user)
+        user = hash_id(event.user)
         if self._skips(user):
             return
         ts = event.ts
-        last, hashed = self._last, self._hash.one
+        last = self._last
         if isinstance(event, Candidates):
             self._clock = max(self._clock, ts)
-            for item in event.items:
-                last[(user ^ (hashed(item) * _ODD)) & _MASK] = (ts, user)
+            for item in hash_ids(event.items).tolist():
+                last[(user ^ (item * _ODD)) & _MASK] = (ts, user)
             if len(last) > self._capacity:
                 self._shrink()
             return
-        for item in event.ads:
+        for item in hash_ids(event.ads).tolist():
             self.pairs += 1
-            seen = last.get((user ^ (hashed(item) * _ODD)) & _MASK)
+            seen = last.get((user ^ (item * _ODD)) & _MASK)
             if seen is None:
                 continue
             age = ts - seen[0]
@@ -159,7 +158,6 @@ class LogCheck:
         self._rows: dict[str, int] = {}
         self._users, self._items = Distinct(), Distinct()
         self._ids = {"candidates": Distinct(), "impression": Distinct(), "feedback": Distinct()}
-        self._hash = IdHasher()
         self._ceiling = CoverageCeiling()
         self._first: int | None = None
         self._clock: int | None = None
@@ -171,19 +169,18 @@ class LogCheck:
         self._rows[kind] = self._rows.get(kind, 0) + 1
         if event.ts > 0 or not isinstance(event, Item):
             self._time(event.ts)
-        hashed = self._hash.one
         if isinstance(event, Item):
-            self._items.add(hashed(event.id))
+            self._items.add(hash_id(event.id))
             return
-        self._users.add(hashed(event.user))
+        self._users.add(hash_id(event.user))
         self._ids[kind].add(hash_id(event.id))
         if isinstance(event, Feedback):
             self._clicks += len(event.clicked)
             return
         self._ceiling.add(event)
         items = event.items if isinstance(event, Candidates) else event.ads
-        for item in items:
-            self._items.add(hashed(item))
+        for item in hash_ids(items).tolist():
+            self._items.add(item)
         if isinstance(event, Candidates):
             self._candidates += len(items)
         else:

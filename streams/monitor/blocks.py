@@ -26,7 +26,7 @@ import msgspec
 
 from topics.errors import InvalidEvent
 from topics.events import decode_feedback, decode_ranked_ads
-from topics.ids import IdHasher, sampled
+from topics.ids import hash_ids, sampled
 
 BLOCK_MS = 10_000
 STEPS = 8
@@ -171,7 +171,6 @@ class Blocks:
         """id -> waiting for feedback, or the time it was seen once it has got it"""
         self._clicks: dict[str, _Clicks] = {}
         self._id = msgspec.json.Decoder(_Id)
-        self._hash = IdHasher()
         self.skipped: Counter[str] = Counter()
         """records outside every block: too_old, pending_dropped"""
 
@@ -202,7 +201,7 @@ class Blocks:
         for source, age in zip(r.sources, r.ages_ms, strict=False):
             if age is not None:
                 block.ages.setdefault(source, Counter())[bucket(age)] += 1
-        waiting = _Ranked(key, ts_ms, now_ms, array("Q", self._hash.many(r.ads).tolist()),
+        waiting = _Ranked(key, ts_ms, now_ms, array("Q", hash_ids(r.ads).tolist()),
                           array("d", r.scores), array("d", r.vm_scores or ()), r.sources)  # fmt: skip
         clicks = self._clicks.pop(r.id, None)
         self._ranked[r.id] = waiting
@@ -221,7 +220,7 @@ class Blocks:
             self._count(key, "undecodable")
             return
         self._count(key, "feedback")
-        clicks = _Clicks(key, ts_ms, now_ms, set(self._hash.many(f.clicked).tolist()))
+        clicks = _Clicks(key, ts_ms, now_ms, set(hash_ids(f.clicked).tolist()))
         waiting = self._ranked.get(f.id)
         if isinstance(waiting, _Ranked):
             self._join(f.id, waiting, clicks)

@@ -31,7 +31,7 @@ from streams.ranker import Ranker
 from streams.report import _losses
 from streams.settings import DEMO_BUNDLE
 from topics.events import Event, Feedback, Impression, Item, encode
-from topics.ids import IdHasher, hash_id
+from topics.ids import hash_id, hash_ids
 from topics.readers import open_log
 from topics.simulator import preset, write
 from topics.tail import Record
@@ -142,13 +142,13 @@ class Fed:
     """A source that is told of the log's events one by one."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
-        self.source, self._hasher = make(), IdHasher()
+        self.source = make()
 
     def add(self, event: Event) -> None:
         if not isinstance(event, Impression | Feedback):
             return
         clicked = isinstance(event, Feedback)
-        items = self._hasher.many(event.clicked if isinstance(event, Feedback) else event.ads)
+        items = hash_ids(event.clicked if isinstance(event, Feedback) else event.ads)
         add = self.source.clicked if clicked else self.source.shown
         if isinstance(self.source, OfflineCounts):
             add(np.array([hash_id(event.user)], np.uint64), np.array([event.ts]), np.array([0, len(items)]), items)
