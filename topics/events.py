@@ -306,10 +306,10 @@ def _check_aligned_floats(field: str, values: list[float] | None, n: int) -> Non
     if len(values) != n:
         raise EventRejected("not_aligned", f"{field} has {len(values)} values for {n} ids")
     if n:
-        _check_values(field, values)
+        _check_values(values, field)
 
 
-def _check_values(field: str, values: Sequence[Any]) -> None:
+def _check_values(values: Sequence[Any], *where: str) -> None:
     """Numbers of a list that is not empty must be finite as the float32 they become; the rest is not looked at."""
     try:
         if type(values[0]) is str:
@@ -321,12 +321,13 @@ def _check_values(field: str, values: Sequence[Any]) -> None:
         pass
     for v in values:
         if type(v) is float or type(v) is int:
-            _check_number(field, v)
+            _check_number(v, *where)
 
 
-def _check_number(field: str, value: float) -> None:
+def _check_number(value: float, *where: str) -> None:
     if not -MAX_FLOAT <= value <= MAX_FLOAT:  # false for NaN
-        raise EventRejected("not_finite", f"{field} has a number that is not finite or beyond 32-bit floats")
+        path = ".".join(clip(name, 80) for name in where)
+        raise EventRejected("not_finite", f"{path} has a number that is not finite or beyond 32-bit floats")
 
 
 def _check_features(field: str, features: Features) -> None:
@@ -342,9 +343,9 @@ def _check_features(field: str, features: Features) -> None:
             elif name == "history_ts":
                 _check_times(field + ".history_ts", value)
             elif value:
-                _check_values(f"{field}.{clip(name, 80)}", value)
+                _check_values(value, field, name)
         elif type(value) is float or type(value) is int:
-            _check_number(f"{field}.{clip(name, 80)}", value)
+            _check_number(value, field, name)
     for name in ("history", "history_ts", "history_kind"):
         column = features.get(name)
         if column is None:
@@ -375,4 +376,4 @@ def _check_columns(field: str, columns: Columns | None, n: int) -> None:
         if len(values) != n:
             raise EventRejected("not_aligned", f"{field}.{clip(name, 80)} has {len(values)} values for {n} ids")
         if n:
-            _check_values(f"{field}.{clip(name, 80)}", values)
+            _check_values(values, field, name)
