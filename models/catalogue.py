@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
 import numpy as np
@@ -13,6 +14,7 @@ from topics.events import FeatureValue, Item
 from topics.ids import hash_id
 
 FLOAT32_MAX = 3.4e38
+_RECENT_WRITES = 256
 
 
 class Values:
@@ -92,6 +94,10 @@ class Catalogue:
         self._columns = np.zeros((8, len(spec.item)), np.float32)
         self._written = np.zeros(8, np.int64)
         self._clock = 0
+        self._recent: deque[tuple[int, U64]] = deque()
+        """(version, ids written then) of the last writes"""
+        self._forgotten = 0
+        """writes up to this version are not in `_recent`"""
 
     def __len__(self) -> int:
         return self._size
@@ -124,6 +130,13 @@ class Catalogue:
         column = self._columns[:, self.topic_column]
         return np.where(rows >= 0, column[rows], 0).astype(np.uint32)
 
+    def changed_since(self, version: int) -> U64 | None:
+        """uint64[n] ids whose records came after that `version`, each once; None: not known any more, take all for
+        changed."""
+        if version < self._forgotten:
+            return None
+        return np.unique(np.concatenate([np.zeros(0, np.uint64), *(ids for v, ids in self._recent if v > version)]))
+
     def known(self, items: U64) -> np.ndarray:
         """bool[n]: which items have a record."""
         known: np.ndarray = self.rows(items) >= 0
@@ -155,6 +168,9 @@ class Catalogue:
         kernels.table_insert(self._keys, self._rows, ids[new], rows[new])
         self._size += added
         self.version += 1
+        self._recent.append((self.version, ids))
+        if len(self._recent) > _RECENT_WRITES:
+            self._forgotten = self._recent.popleft()[0]
 
     def _grow(self, size: int) -> None:
         if size > len(self._ids):
@@ -182,4 +198,6 @@ class Catalogue:
             column[:n] = column[keep]
         self._size = n
         self.evicted += drop
+        self._recent.clear()
+        self._forgotten = self.version + 1  # with the write that is going on
         self._rebuild(n)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ from topics.ids import sampled
 I64 = npt.NDArray[np.int64]
 F32 = npt.NDArray[np.float32]
 
+_T = TypeVar("_T", bound=np.generic)
 _SOURCE_NAMES = np.array(SOURCES, object)
 
 
@@ -60,7 +61,7 @@ class SimilarSource(Protocol):
 
 
 class ItemVectors:
-    """`fm_item` run once per item and kept, until the catalogue changes or `capacity` is reached."""
+    """`fm_item` run once per item and kept, until its record changes or `capacity` is reached."""
 
     def __init__(self, runtime: Runtime, catalogue: Catalogue, capacity: int = 1 << 20) -> None:
         self._runtime, self._catalogue, self._capacity = runtime, catalogue, capacity
@@ -70,25 +71,38 @@ class ItemVectors:
     def _reset(self) -> None:
         self._keys = np.zeros(1024, np.uint64)
         self._rows = np.zeros(1024, np.int32)
-        self._ids = np.zeros(0, np.uint64)
-        self._vectors = np.zeros((0, self._runtime.info.item_dim), np.float32)
-        self._topics = np.zeros(0, np.uint32)
+        self._size = 0
+        self._ids = np.zeros(256, np.uint64)
+        self._vectors = np.zeros((256, self._runtime.info.item_dim), np.float32)
+        self._topics = np.zeros(256, np.uint32)
 
     def get(self, items: npt.NDArray[np.uint64]) -> tuple[F32, npt.NDArray[np.int32], npt.NDArray[np.uint32]]:
-        """items [N] -> vectors [M, V] of all items kept, each one's row in them [N], topic ids [N]."""
+        """items [N] -> vectors [M, V] of all items kept (and room for more), each one's row in them [N], topic ids
+        [N]."""
         if self._catalogue.version != self._version:
-            self._version = self._catalogue.version
-            self._reset()
+            self._renew()
         at = self._find(items)
         missing = at < 0
         if missing.any():
             new = np.unique(items[missing])
-            if len(self._ids) + len(new) > self._capacity:
+            if self._size + len(new) > self._capacity:
                 self._reset()
                 new = np.unique(items)
             self._add(new)
             at = self._find(items)
         return self._vectors, at, self._topics[at]
+
+    def _renew(self) -> None:
+        """Computes those items anew that have changed in the catalogue."""
+        changed = self._catalogue.changed_since(self._version)
+        self._version = self._catalogue.version
+        if changed is None:
+            self._reset()
+            return
+        at = self._find(changed)
+        if (at >= 0).any():
+            ids, at = changed[at >= 0], at[at >= 0]
+            self._vectors[at], self._topics[at] = self._runtime.item_vectors(ids, self._catalogue.features(ids))
 
     def _find(self, items: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
         rows: npt.NDArray[np.int32] = kernels.table_find(self._keys, self._rows, np.ascontiguousarray(items))
@@ -96,16 +110,19 @@ class ItemVectors:
 
     def _add(self, new: npt.NDArray[np.uint64]) -> None:
         vectors, topics = self._runtime.item_vectors(new, self._catalogue.features(new))
-        first = len(self._ids)
-        self._ids = np.concatenate([self._ids, new])
-        self._vectors = np.concatenate([self._vectors, vectors])
-        self._topics = np.concatenate([self._topics, topics])
-        size = len(self._ids)
+        first, size = self._size, self._size + len(new)
+        if size > len(self._ids):  # twice the room: a new item must not copy all that there are
+            room = max(size, 2 * len(self._ids))
+            self._ids, self._vectors, self._topics = (
+                _longer(self._ids, room), _longer(self._vectors, room), _longer(self._topics, room)
+            )  # fmt: skip
+        self._ids[first:size], self._vectors[first:size], self._topics[first:size] = new, vectors, topics
+        self._size = size
         if 2 * size > len(self._keys):
             length = 1 << (4 * size - 1).bit_length()
             self._keys, self._rows = np.zeros(length, np.uint64), np.zeros(length, np.int32)
             first = 0
-        kernels.table_insert(self._keys, self._rows, self._ids[first:], np.arange(first, size, dtype=np.int32))
+        kernels.table_insert(self._keys, self._rows, self._ids[first:size], np.arange(first, size, dtype=np.int32))
 
 
 @dataclass(slots=True)
@@ -279,6 +296,12 @@ class Ranker:
 
 def _sigmoid(logit: F32) -> F32:
     return (1.0 / (1.0 + np.exp(-logit.astype(np.float64)))).astype(np.float32)
+
+
+def _longer(values: npt.NDArray[_T], room: int) -> npt.NDArray[_T]:
+    out = np.zeros((room, *values.shape[1:]), values.dtype)
+    out[: len(values)] = values
+    return out
 
 
 def _bids(events: Sequence[Impression], n: int) -> F32:

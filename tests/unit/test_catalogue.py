@@ -84,3 +84,31 @@ def test_huge_numbers_stay_finite() -> None:
 def test_a_spec_that_contradicts_itself_is_refused(spec: FeatureSpec) -> None:
     with pytest.raises(SettingsError):
         Catalogue(spec)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 60), max_size=8), max_size=12), st.sampled_from([20, 100]), st.data())
+def test_what_changed_is_what_was_written_since(updates: list[list[int]], capacity: int, data: st.DataObject) -> None:
+    catalogue = Catalogue(SPEC, capacity=capacity)
+    versions, evicted = [0], [0]
+    for price, update in enumerate(updates):
+        catalogue.update(Item(i, 0, {"price": price}) for i in update)
+        versions.append(catalogue.version)
+        evicted.append(catalogue.evicted)
+    since = data.draw(st.integers(0, len(updates)))
+    changed = catalogue.changed_since(versions[since])
+    if evicted[since] < catalogue.evicted:
+        assert changed is None  # items that nobody wrote changed too
+    else:
+        assert changed is not None
+        assert set(changed.tolist()) == {hash_id(i) for update in updates[since:] for i in update}
+
+
+def test_changes_of_long_ago_are_not_known() -> None:
+    catalogue = Catalogue(SPEC)
+    for i in range(300):
+        catalogue.update([Item(i, 0)])
+    assert catalogue.changed_since(0) is None
+    recent = catalogue.changed_since(290)
+    assert recent is not None
+    assert len(recent) == 10

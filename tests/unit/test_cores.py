@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from state.api import ChangelogRecord, StoreSettings
 from state.store import RocksStore, open_store
 from streams.embedder import Embedder, Refresh
 from streams.gate import GateSettings
-from streams.ranker import Ranker
+from streams.ranker import ItemVectors, Ranker
 from streams.settings import DEMO_BUNDLE
 from streams.verifier import Verifier
 from topics.events import Candidates, Impression, Item
@@ -319,6 +320,47 @@ def test_an_items_vector_follows_the_catalogue(world: World) -> None:
     world.encoder.catalogue.update([Item("N3", 1, {"category": "t9", "sub_category": "s99", "price": 1e4})])
     after = world.rank(shown("u1", T0 + 1, ["N3"]))[0].scores
     assert before != after
+
+
+def test_item_vectors_are_computed_once_and_anew_where_the_record_changed(
+    runtime: OnnxRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[int] = []
+    plain = type(runtime).item_vectors
+
+    def counting(self: OnnxRuntime, items: Any, features: Any) -> Any:
+        computed.append(len(items))
+        return plain(self, items, features)
+
+    monkeypatch.setattr(type(runtime), "item_vectors", counting)
+    catalogue = Catalogue(runtime.info.spec)
+    kept = ItemVectors(runtime, catalogue, capacity=1_500)
+
+    def asked(*names: int) -> tuple[np.ndarray, np.ndarray]:
+        vectors, rows, topics = kept.get(np.array([hash_id(n) for n in names], np.uint64))
+        return vectors[rows], topics
+
+    def expected(*names: int) -> tuple[np.ndarray, np.ndarray]:
+        items = np.array([hash_id(n) for n in names], np.uint64)
+        return plain(runtime, items, catalogue.features(items))
+
+    def same(*names: int) -> bool:
+        got, want = asked(*names), expected(*names)
+        return bool(np.allclose(got[0], want[0], atol=1e-5) and (got[1] == want[1]).all())
+
+    for first in range(0, 1_000, 50):  # grows in several steps
+        assert same(*range(first, first + 50), 0, first)
+    assert sum(computed) == 1_000
+    catalogue.update([Item(n, 1, {"category": "t9", "price": 1e4}) for n in (3, 777, 5_000)])
+    computed.clear()
+    assert same(3, 4, 777, 999)
+    assert computed == [2]  # only what was kept and has changed
+    assert same(5_000, 3)
+    assert computed == [2, 1]
+    computed.clear()
+    assert same(*range(2_000, 2_600))  # beyond the capacity all is forgotten
+    assert same(3)
+    assert computed == [600, 1]
 
 
 def test_several_partitions_in_one_batch(world: World) -> None:
