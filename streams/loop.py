@@ -109,6 +109,11 @@ class Loop:
         self._waiting_bytes = 0
         self._lock = threading.Lock()
         self._generation = 0
+        self._member: str | None = None
+        """the name under which the group gave us what we hold"""
+        self._stale: set[int] = set()
+        """held under a name that the group has forgotten; `_stale_since_s` says since when"""
+        self._stale_since_s = 0.0
         self._room = threading.Event()
         """set when the worker has taken from the queue"""
         self._held_back = False
@@ -192,6 +197,8 @@ class Loop:
     def _poll(self) -> None:
         self._resume_restored()
         self._serve_worker()
+        if self._stale and time.monotonic() - self._stale_since_s > self.settings.loop.session_timeout_ms / 1000:
+            raise self._renamed()
         if not self._held_back and self._full and not self._wait_for_room():
             self._hold_back()
         first = self._consumer.poll(POLL_S)
@@ -216,6 +223,7 @@ class Loop:
     def _serve_worker(self, synchronous: bool = False) -> None:
         if not self._metadata_fresh.is_set():
             self._group_metadata = self._consumer.consumer_group_metadata()
+            self._check_name()  # after it: a name that still stands now stood then
             self._metadata_fresh.set()
         newest: dict[int, TopicPartition] = {}
         while True:
@@ -225,6 +233,24 @@ class Loop:
                 break
         if newest:
             self._consumer.commit(offsets=list(newest.values()), asynchronous=not synchronous)
+
+    def _check_name(self) -> None:
+        """What we hold is ours under the name that the group knew us by. A process that was frozen may join again
+        under a new one and hear only later, or not at all, that its partitions were another's meanwhile; the broker
+        would take their offsets from the new name, so nothing is committed for them from here on."""
+        if self._owned and self._consumer.memberid() != self._member:
+            log.warning("%s: the group knows this process by another name now; %s may be another's",
+                        self.step.role, sorted(self._owned))  # fmt: skip
+            self.counters["partitions_lost"] += len(self._owned)
+            self._stale.update(self._owned)
+            self._owned.clear()
+            self._stale_since_s = time.monotonic()
+
+    def _renamed(self) -> IdentityLost:
+        return IdentityLost(
+            f"{self.step.role}: partitions {sorted(self._stale)} of {self._topic} were kept although the group had "
+            "forgotten this member and may have given them to another; they are to be read from what is committed"
+        )
 
     def _record(self, m: Message, now_ms: int) -> Record:
         key = m.key()
@@ -308,6 +334,10 @@ class Loop:
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._joined = True
         self._metadata_fresh.clear()
+        self._check_name()
+        if self._stale:
+            raise self._renamed()
+        self._member = consumer.memberid()
         if not partitions:
             return
         failpoints.hit("in_assign")
@@ -349,6 +379,7 @@ class Loop:
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Ends their generations, lets the worker finish or drop its batch inside the deadline, closes the stores."""
+        self._check_name()
         self._give_up(partitions, "revoked")
         consumer.incremental_unassign(partitions)
 
@@ -380,6 +411,7 @@ class Loop:
             self._next.pop(p, None)
             self._ready.discard(p)
             self._leaving.discard(p)
+            self._stale.discard(p)
         if not finished:
             self.counters["revoke_deadline_missed"] += 1
             log.error("%s: batch not finished %ss after partitions %s were %s; it will not be committed",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -12,10 +13,14 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 from pipeline import Roles
 
+from models.runtime import open_runtime
 from streams.audit import audit, read_all
+from streams.loop import Loop
+from streams.roles import VerifierStep
 from streams.settings import load
 from topics import admin
 from topics import kafka as clients
+from topics.errors import IdentityLost
 from topics.kafka import KafkaSettings, group_name
 
 pytestmark = [pytest.mark.broker, pytest.mark.java]
@@ -69,6 +74,52 @@ def test_a_taken_producer_and_a_taken_place_in_the_group_are_taken_back(kafka: K
     found = audit(kafka)
     assert found.clean, found
     assert found.ranked == 120
+    assert len(read_all(kafka, "precompute")) == 120
+
+
+def test_nothing_is_committed_under_a_name_that_did_not_get_the_partitions(
+    kafka: KafkaSettings, tmp_path: Path
+) -> None:
+    """As when a frozen process joins again and is not told that another had its partitions meanwhile."""
+    admin.create(kafka)
+    settings = load(
+        sets=[f"kafka.bootstrap={kafka.bootstrap}", f"kafka.prefix={kafka.prefix}", f"store.dir={tmp_path}",
+              "loop.session_timeout_ms=6000"], environment={},
+    )  # fmt: skip
+    loop = Loop(VerifierStep(open_runtime(BUNDLE), settings), settings, "one")
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            loop.run()
+        except BaseException as e:
+            raised.append(e)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    feed(kafka, "candidates", 0, 60)
+    deadline = time.monotonic() + 60
+    while len(read_all(kafka, "precompute")) < 60:
+        assert not raised
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    loop._member = "a former name"
+    loop._metadata_fresh.clear()
+    while not loop._stale:
+        assert not raised
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    feed(kafka, "candidates", 60, 60)
+    thread.join(60)
+    assert not thread.is_alive()
+    (error,) = raised
+    assert isinstance(error, IdentityLost)
+    assert "read from what is committed" in str(error)
+    assert len(read_all(kafka, "precompute")) == 60
+
+    with Roles(kafka, tmp_path / "roles", BUNDLE) as roles:
+        roles.start("verifier")
+        roles.wait_records("precompute", 120)
     assert len(read_all(kafka, "precompute")) == 120
 
 
