@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from counting_bundle import counting_bundle, scores
@@ -115,6 +116,13 @@ def test_counts_are_exact_after_kills_and_a_ranker_from_nothing_serves_them(
         send(kafka, list(asked))
         roles.settle()
         assert roles.stop() == {"ranker": 0}, roles.logs()
+    said = [msgspec.json.decode(r.value or b"{}") for r in read_all(kafka, "stats")]
+    counters = next(s["counters"] for s in reversed(said) if s["role"] == "ranker")
+    assert counters["counts_known"] >= AD_LISTS
+    assert (counters["item_counts_restored"], counters["item_counts_items"]) == (
+        1,
+        len({i for _, i, *_ in reference.events}),
+    )
     answers = {a.id: a for a in (decode_ranked_ads(r.value or b"") for r in read_all(kafka, "ranked-ads"))}
     wanted = scores(truth, splits, at)
     for k, e in enumerate(asked):
