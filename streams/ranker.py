@@ -8,8 +8,9 @@ received. The best slot filled names the ad's source.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -21,7 +22,7 @@ from models.catalogue import Catalogue
 from models.features import Encoder
 from models.slots import SimilarUsers, fill_slots
 from state.api import EmbeddingStore, Lookup, StoreDims
-from state.counts import PER_REQUEST, Counts, CountSource
+from state.counts import Counts, CountSource
 from state.neighbours import Similar
 from topics.events import Impression, RankedAds
 from topics.ids import sampled
@@ -30,6 +31,7 @@ I64 = npt.NDArray[np.int64]
 F32 = npt.NDArray[np.float32]
 
 _T = TypeVar("_T", bound=np.generic)
+_Columns = TypeVar("_Columns", Lookup, Counts)
 _SOURCE_NAMES = np.array(SOURCES, object)
 
 
@@ -224,23 +226,15 @@ class Ranker:
         partitions: Sequence[int],
         stores: Mapping[int, EmbeddingStore],
     ) -> Lookup:
-        parts = np.asarray(partitions)
-        unique = np.unique(parts)
         fm, dims = self.runtime.info.fm_hash, self.dims
-        if len(unique) == 1:
-            store = stores[int(unique[0])]
-            return store.lookup(batch.users, batch.splits, batch.items, topics, batch.ts_ms, fm, dims)
-        sizes = np.diff(batch.splits)
-        part_of_pair = np.repeat(parts, sizes)
         pieces = []
-        for p in unique:
-            mine, at = np.flatnonzero(parts == p), np.flatnonzero(part_of_pair == p)
-            splits = np.concatenate([[0], np.cumsum(sizes[mine])]).astype(np.int64)
-            found = stores[int(p)].lookup(
-                batch.users[mine], splits, batch.items[at], topics[at], batch.ts_ms[mine], fm, dims
+        for p, requests, pairs, splits in _runs(partitions, batch.splits):
+            pieces.append(
+                stores[p].lookup(
+                    batch.users[requests], splits, batch.items[pairs], topics[pairs], batch.ts_ms[requests], fm, dims
+                )
             )
-            pieces.append((mine, at, found))
-        return _merge(batch, dims, pieces)
+        return _joined(Lookup, pieces)
 
     def _counts(self, batch: PairBatch, partitions: Sequence[int], counts: Mapping[int, CountSource]) -> Counts:
         found = self._count_lookup(batch, partitions, counts)
@@ -250,22 +244,15 @@ class Ranker:
         return found
 
     def _count_lookup(self, batch: PairBatch, partitions: Sequence[int], counts: Mapping[int, CountSource]) -> Counts:
-        parts = np.asarray(partitions)
-        unique = np.unique(parts)
-        if len(unique) == 1 and int(unique[0]) in counts:
-            return counts[int(unique[0])].lookup(batch.users, batch.splits, batch.items, batch.ts_ms)
-        out = Counts.unknown(batch.requests, batch.pairs)
-        sizes = np.diff(batch.splits)
-        part_of_pair = np.repeat(parts, sizes)
-        for p in unique:
-            if int(p) not in counts:
-                continue
-            mine, at = np.flatnonzero(parts == p), np.flatnonzero(part_of_pair == p)
-            splits = np.concatenate([[0], np.cumsum(sizes[mine])]).astype(np.int64)
-            found = counts[int(p)].lookup(batch.users[mine], splits, batch.items[at], batch.ts_ms[mine])
-            for name in Counts.__dataclass_fields__:
-                getattr(out, name)[mine if name in PER_REQUEST else at] = getattr(found, name)
-        return out
+        pieces = []
+        for p, requests, pairs, splits in _runs(partitions, batch.splits):
+            if p in counts:
+                pieces.append(
+                    counts[p].lookup(batch.users[requests], splits, batch.items[pairs], batch.ts_ms[requests])
+                )
+            else:
+                pieces.append(Counts.unknown(len(splits) - 1, int(splits[-1])))
+        return _joined(Counts, pieces)
 
     def _similar(
         self, batch: PairBatch, found: Lookup, partitions: Sequence[int], neighbours: Mapping[int, SimilarSource]
@@ -313,16 +300,19 @@ def _bids(events: Sequence[Impression], n: int) -> F32:
     return np.array(bids, np.float32)
 
 
-def _merge(batch: PairBatch, dims: StoreDims, pieces: list[tuple[I64, I64, Lookup]]) -> Lookup:
-    n, b = batch.pairs, batch.requests
+def _runs(partitions: Sequence[int], splits: I64) -> Iterator[tuple[int, slice, slice, I64]]:
+    """(partition, its requests, their pairs, splits of these alone) of each run of requests of one partition. There
+    are as few as there can be when the requests come sorted by partition."""
+    at = np.flatnonzero(np.diff(np.asarray(partitions))) + 1
+    bounds = [0, *at.tolist(), len(partitions)]
+    for lo, hi in pairwise(bounds):
+        own = splits[lo : hi + 1]
+        yield partitions[lo], slice(lo, hi), slice(int(own[0]), int(own[-1])), own - own[0]
 
-    def join(name: str, size: int, by_pair: bool) -> npt.NDArray[np.generic]:
-        first = getattr(pieces[0][2], name)
-        out = np.zeros((size, *first.shape[1:]), first.dtype)
-        for mine, at, found in pieces:
-            out[at if by_pair else mine] = getattr(found, name)
-        return out
 
-    by_pair = ("vectors", "ts_ms", "topic", "topic_count", "topic_ts_ms", "pair_fingerprint")
-    names = Lookup.__dataclass_fields__
-    return Lookup(**{name: join(name, n if name in by_pair else b, name in by_pair) for name in names})  # type: ignore[arg-type]
+def _joined(kind: type[_Columns], pieces: list[_Columns]) -> _Columns:
+    """Their arrays one after the other."""
+    if len(pieces) == 1:
+        return pieces[0]
+    names = kind.__dataclass_fields__
+    return kind(**{name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in names})

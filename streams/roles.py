@@ -342,7 +342,12 @@ class RankerStep(BaseStep):
             self.counts.items.restored = True
 
     def run(self, records: Sequence[Record]) -> StepResult:
-        events, sources, dead = keyed_events(records, decode_impression, self.settings.loop.max_ahead_ms)
+        # Partition by partition, so that each store is asked once.
+        order = sorted(range(len(records)), key=lambda i: records[i].partition)
+        events, sources, dead = keyed_events(
+            [records[i] for i in order], decode_impression, self.settings.loop.max_ahead_ms
+        )
+        sources, dead = [order[i] for i in sources], [Dead(order[d.source], d.rejected) for d in dead]
         outputs: list[Output] = []
         if events:
             partitions = [records[i].partition for i in sources]
