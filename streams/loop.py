@@ -30,6 +30,7 @@ from streams.follower import Followed, Follower
 from streams.settings import Settings
 from streams.step import Record, Step, Work
 from streams.transactions import Committer, Dropped
+from topics.contracts import CONTRACTS
 from topics.errors import BrokerError, ContractError, IdentityLost, SolarisError
 from topics.kafka import consumer, group_name
 
@@ -125,8 +126,11 @@ class Loop:
         self._broadcasts = {settings.kafka.topic(t): t for t in step.broadcasts}
         self._items_topic = settings.kafka.topic("items")
         self._consumer: Consumer = self._make_consumer()
-        watched = [self._topic, *self._follows, *self._broadcasts, *([self._items_topic] if step.reads_items else [])]
-        self._follower = Follower(settings.kafka, step.role, self._mail.put, watched)
+        role = step.role.partition("-")[0]
+        writes = [settings.kafka.topic(c.name) for c in CONTRACTS if c.writes == role or c.name == "dlq"]
+        items = [self._items_topic] if step.reads_items else []
+        watched = dict.fromkeys([self._topic, *self._follows, *self._broadcasts, *items, *writes])
+        self._follower = Follower(settings.kafka, step.role, self._mail.put, tuple(watched))
         self._worker = threading.Thread(target=self._work, name=f"{step.role}-worker", daemon=True)
         self._group_metadata: Any = None
         self._metadata_fresh = threading.Event()
@@ -188,7 +192,7 @@ class Loop:
                 self._poll()
         finally:
             self._shut_down(worker)
-        failure = self._failure or self._follower.error
+        failure = self._follower.error or self._failure  # the worker's may be that it was stopped for the follower's
         if isinstance(failure, KafkaException):
             raise BrokerError(f"{self.step.role}: {failure.args[0].str()}") from failure
         if failure is not None:
