@@ -128,6 +128,11 @@ def test_describe_shows_offsets_and_lag_by_role(kafka: KafkaSettings) -> None:
     ranker.close()
     (state,) = admin.describe(kafka, ["impressions"])
     assert [p.lag for p in state.partitions[:3]] == [{"ranker": 6}, {"ranker": 10}, {"ranker": 0}]
+    counter = clients.consumer(kafka, group_name(kafka, "counter"))
+    counter.commit(offsets=[TopicPartition(topic, 0, 9)], asynchronous=False)
+    counter.close()
+    (state,) = admin.describe(kafka, ["impressions"])
+    assert state.partitions[0].lag == {"ranker": 6, "counter": 1}, "shown once there is one"
     assert [(p.low, p.high) for p in state.partitions[:2]] == [(0, 10), (0, 10)]
 
 

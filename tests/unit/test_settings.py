@@ -94,6 +94,8 @@ def test_config_file_comes_from_flag_variable_or_folder(toml, tmp_path: Path, mo
         ("[store]\nsync = 1", ["true or false"]),
         ("[store]\nttl_ms = 100\nwindow_ms = 50", ["store.window_ms = 50", "store.ttl_ms = 100"]),
         ("[kafka.retention_ms]\nembeddings = 60000", ["kafka.retention_ms.embeddings = 60000", "86400000"]),
+        ("[kafka.retention_ms]\nitem-counts = 60000", ["kafka.retention_ms.item-counts = 60000", "86410000"]),
+        ("[counter]\nlag_ms = 3600001", ["counter.lag_ms = 3600001"]),
         ("[kafka.retention_ms]\nembedings = 60000", ["did you mean kafka.retention_ms.embeddings?"]),
         ("[kafka.retention_ms]\nitems = 60000", ["no such setting"]),
         ('[kafka]\nprefix = "a b"', ["kafka.prefix"]),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics import dlq, events, packed, tail
+from topics import dlq, events, packed, packed_counts, tail
 from topics.contracts import CONTRACTS
 from topics.errors import SettingsError
 from topics.events import Candidates, Feedback, Impression, RankedAds, Rejected
@@ -79,6 +79,21 @@ def test_packed_values_are_decoded() -> None:
         np.array([0.5], np.float32), np.array([1], np.float16), np.array([], np.float16), "c1",
     )  # fmt: skip
     assert tail.to_json(record("embeddings", packed.encode_embedding(chunk)))["value"]["vectors"] == [[1, -2]]
+
+
+def test_records_of_the_counts() -> None:
+    items = np.array([3, 9], np.uint64)
+    r = record("counts", packed_counts.encode_count(packed_counts.CountChunk(1, NOW, True, items)))
+    assert tail.to_json(r)["value"] == {
+        "user": "0000000000000001", "ts": NOW, "what": "clicked", "items": [f"{3:016x}", f"{9:016x}"]
+    }  # fmt: skip
+    assert "02:53:20.000Z" in tail.to_text(r, NOW)
+    assert "2 clicked, items 00000000" in tail.to_text(r, NOW)
+    bucket = NOW - NOW % packed_counts.BUCKET_MS
+    deltas = packed_counts.ItemDeltas(bucket, items, np.array([2, 1], np.uint32), np.array([0, 1], np.uint32))
+    r = record("item-counts", packed_counts.encode_items(deltas), key=None)
+    assert tail.to_json(r)["value"]["shown"] == [2, 1]
+    assert "2 items, shown 3, clicked 1: 00000000 +2/+0 00000000 +1/+1" in tail.to_text(r, NOW)
 
 
 @pytest.mark.parametrize(
