@@ -11,6 +11,7 @@ import typer
 from models import cli as models_cli
 from state import cli as state_cli
 from streams import backtest_cli, config_cli, demo_cli, monitor_cli, run_cli
+from streams.orphan import stop_with_supervisor
 from topics import broker_cli, consume_cli, log_cli, replay_cli, simulate_cli, topics_cli
 from topics.errors import SolarisError
 
@@ -62,6 +63,7 @@ app.add_typer(consume_cli.dlq_app, name="dlq")
 
 def main() -> None:
     """Exit codes: 0 done, 1 an error of ours (one line on stderr), 2 wrong usage, 130 interrupted."""
+    stop_with_supervisor()
     try:
         app()
     except SolarisError as e:

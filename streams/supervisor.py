@@ -6,6 +6,7 @@ Stopping goes upstream first (verifier, embedder, counter, ranker, monitor), so 
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from streams.deadline import Deadline
+from streams.orphan import SUPERVISOR
 
 log = logging.getLogger(__name__)
 
@@ -108,5 +110,6 @@ class Supervisor:
     def _spawn(self, c: Child) -> None:
         c.started = time.monotonic()
         # A session of its own: one Ctrl-C reaches the supervisor alone, which then stops the roles in order.
-        c.process = subprocess.Popen(c.command, start_new_session=True)
+        environment = {**os.environ, SUPERVISOR: str(os.getpid())}
+        c.process = subprocess.Popen(c.command, start_new_session=True, env=environment)
         log.info("%s started, process %d", c.name, c.process.pid)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from streams import supervisor
+from streams import orphan, supervisor
 from streams.supervisor import Child, Supervisor
 
 STEADY = "import signal,sys,time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\ntime.sleep(60)"
@@ -96,3 +98,29 @@ def test_the_whole_of_run_ends_on_a_stop() -> None:
     s.stopping.set()
     s.run()
     assert s.children == []
+
+
+def test_children_stop_in_order_when_the_supervisor_is_killed(tmp_path: Path) -> None:
+    """... and so do not run beside those of the next one."""
+    ready, ended = tmp_path / "ready", tmp_path / "ended"
+    code = (
+        "import signal,sys,time\nfrom streams.orphan import stop_with_supervisor\n"
+        f"def end(*_):\n open({str(ended)!r},'w').close()\n sys.exit(0)\n"
+        f"signal.signal(signal.SIGTERM, end)\nstop_with_supervisor()\nopen({str(ready)!r},'w').close()\ntime.sleep(60)"
+    )
+    supervisor = (
+        "import sys,time\nfrom streams.supervisor import Child, Supervisor\n"
+        f"s = Supervisor({{'r': 1}})\ns._spawn(Child('r', 0, [sys.executable, '-c', {code!r}]))\ntime.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", supervisor])
+    until(ready.exists)
+    assert not ended.exists()
+    process.kill()
+    process.wait()
+    until(ended.exists)
+
+
+def test_a_process_without_a_supervisor_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(orphan.SUPERVISOR, raising=False)
+    orphan.stop_with_supervisor()
+    assert not [t for t in threading.enumerate() if t.name == "supervisor-watch"]
