@@ -60,7 +60,11 @@ def _serve_on(serve: Callable[[], bool], role: str, stopping: Callable[[], bool]
                 return
             log.warning("%s: starting again with a bundle that reads other features or topics", role)
         except IdentityLost as e:
-            if stopping() or time.monotonic() - rejoined_s < _REJOIN_S:
+            if stopping():
+                raise
+            if time.monotonic() - rejoined_s < _REJOIN_S:
+                log.error("%s: twice in %g s. Processes of one role that share a Kafka but no store.dir each need a "
+                          "loop.instance_id of their own on one host; so do hosts of the same name", role, _REJOIN_S)  # fmt: skip
                 raise
             rejoined_s = time.monotonic()
             log.error("%s; joining anew", e)
