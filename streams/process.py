@@ -63,8 +63,10 @@ def _serve_on(serve: Callable[[], bool], role: str, stopping: Callable[[], bool]
             if stopping():
                 raise
             if time.monotonic() - rejoined_s < _REJOIN_S:
-                log.error("%s: twice in %g s. Processes of one role that share a Kafka but no store.dir each need a "
-                          "loop.instance_id of their own on one host; so do hosts of the same name", role, _REJOIN_S)  # fmt: skip
+                log.error(
+                    "%s: twice in %g s. Processes of one role with different store.dir on one host, and hosts of the "
+                    "same name, need a loop.instance_id each", role, _REJOIN_S,
+                )  # fmt: skip
                 raise
             rejoined_s = time.monotonic()
             log.error("%s; joining anew", e)
