@@ -29,7 +29,7 @@ from streams.deadline import Deadline
 from streams.follower import Followed, Follower
 from streams.settings import Settings
 from streams.step import Record, Step, Work
-from streams.transactions import Committer, Dropped
+from streams.transactions import Committer, Dropped, identity_lost
 from topics.contracts import CONTRACTS
 from topics.errors import BrokerError, ContractError, IdentityLost, SolarisError
 from topics.kafka import consumer, group_name
@@ -194,7 +194,9 @@ class Loop:
             self._shut_down(worker)
         failure = self._follower.error or self._failure  # the worker's may be that it was stopped for the follower's
         if isinstance(failure, KafkaException):
-            raise BrokerError(f"{self.step.role}: {failure.args[0].str()}") from failure
+            error = failure.args[0]
+            kind = IdentityLost if identity_lost(error) else BrokerError
+            raise kind(f"{self.step.role}: {error.str()}") from failure
         if failure is not None:
             raise failure
 

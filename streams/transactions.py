@@ -39,6 +39,10 @@ _FEW = 64
 _BACK_OFF_S = (0.02, 0.1, 0.5, 1.0, 2.0)
 # Room for the record's own overhead under the topic's and the producer's limit of 8 MiB.
 _MAX_VALUE_BYTES = (8 << 20) - 65_536
+_LOST = (
+    KafkaError._FATAL, KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.INVALID_PRODUCER_ID_MAPPING, KafkaError.INVALID_TXN_STATE,
+)  # fmt: skip
 _REFUSED_BY_SIZE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG, KafkaError.INVALID_RECORD)
 
 
@@ -259,7 +263,7 @@ class Committer:
 
     def _after_error(self, error: KafkaError, attempt: int) -> None:
         """Aborts what has to be aborted and waits, or raises what cannot be mended."""
-        if _lost(error):
+        if identity_lost(error):
             raise self._identity_lost(error)
         self._counters["transactions_aborted"] += 1
         log.warning("%s: batch not committed, will be repeated: %s", self._step.role, error.str())
@@ -267,7 +271,7 @@ class Committer:
             try:
                 self._retry(lambda: self._made.abort_transaction(_CALL_S), "abort_transaction")
             except KafkaException as e:
-                if _lost(e.args[0]):
+                if identity_lost(e.args[0]):
                     raise self._identity_lost(e.args[0]) from None
                 if e.args[0].code() != KafkaError._STATE:  # nothing was begun: nothing to abort
                     raise
@@ -311,11 +315,10 @@ class Committer:
         time.sleep(_BACK_OFF_S[min(attempt, len(_BACK_OFF_S) - 1)])
 
 
-def _lost(error: KafkaError) -> bool:
-    """The producer is of no more use."""
-    return error.fatal() or error.code() in (
-        KafkaError._FATAL, KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH,
-    )  # fmt: skip
+def identity_lost(error: KafkaError) -> bool:
+    """Whether the producer is of no more use: fenced, forgotten, or in a state that the broker does not share (which
+    way a commit went whose answer died with the broker is for its successor to see)."""
+    return error.fatal() or error.code() in _LOST
 
 
 class _Reports:
