@@ -112,17 +112,17 @@ def test_counts_are_exact_after_kills_and_a_ranker_from_nothing_serves_them(
                 expected = getattr(truth, name)[slice(k, k + 1) if name in PER_REQUEST else own]
                 assert getattr(got, name).tolist() == expected.tolist(), (name, e)
 
-        roles.start("ranker")
+        for name in ("ranker", "ranker-second"):  # each has the items of all partitions, and its own users
+            roles.start("ranker", name)
+        roles.wait_ready()
         send(kafka, list(asked))
         roles.settle()
-        assert roles.stop() == {"ranker": 0}, roles.logs()
+        assert roles.stop() == {"ranker": 0, "ranker-second": 0}, roles.logs()
     said = [msgspec.json.decode(r.value or b"{}") for r in read_all(kafka, "stats")]
-    counters = next(s["counters"] for s in reversed(said) if s["role"] == "ranker")
-    assert counters["counts_known"] >= AD_LISTS
-    assert (counters["item_counts_restored"], counters["item_counts_items"]) == (
-        1,
-        len({i for _, i, *_ in reference.events}),
-    )
+    last = {s["pid"]: s["counters"] for s in said if s["role"] == "ranker"}
+    assert sum(c["counts_known"] for c in last.values()) >= AD_LISTS
+    items_seen = len({item for _, item, *_ in reference.events})
+    assert [(c["item_counts_restored"], c["item_counts_items"]) for c in last.values()] == [(1, items_seen)] * 2
     answers = {a.id: a for a in (decode_ranked_ads(r.value or b"") for r in read_all(kafka, "ranked-ads"))}
     wanted = scores(truth, splits, at)
     for k, e in enumerate(asked):
