@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,11 +12,15 @@ from streams.clock import EventClock
 from streams.settings import Settings
 from streams.stores import Stores
 
+log = logging.getLogger(__name__)
+
 
 class CountStores:
     def __init__(self, folder: Path, settings: Settings) -> None:
         warm_counts()
         self._settings = settings.counter.counts
+        log.info("rolling counts: as of %d ms before each impression, %d items at most",
+                 self._settings.lag_ms, self._settings.max_items)  # fmt: skip
         self._stores = Stores(folder, settings, store_settings(settings.store, self._settings), parse_counts)
         self.items = ItemCounts(self._settings, EventClock().see)
         self.by_partition: dict[int, PairCounts] = {}

@@ -92,6 +92,10 @@ def test_counts_are_exact_after_kills_and_a_ranker_from_nothing_serves_them(
         letters = {dict(r.headers)["solaris-source-topic"] for r in read_all(kafka, "dlq")}
         assert letters == {kafka.topic("feedback").encode()}, "bad impressions are the ranker's to report"
 
+        out.produce(kafka.topic("counts"), b"no chunk", b"somebody")
+        out.produce(kafka.topic("item-counts"), b"no sums", partition=0)
+        assert out.flush(60) == 0
+
         now = max(e.ts for e in events) + COUNTS.lag_ms
         shown = [e for e in events if isinstance(e, Impression)][-AD_LISTS:]
         asked = [Impression(f"ask{k}", e.user, now, e.ads) for k, e in enumerate(shown)]
@@ -121,6 +125,8 @@ def test_counts_are_exact_after_kills_and_a_ranker_from_nothing_serves_them(
     said = [msgspec.json.decode(r.value or b"{}") for r in read_all(kafka, "stats")]
     last = {s["pid"]: s["counters"] for s in said if s["role"] == "ranker"}
     assert sum(c["counts_known"] for c in last.values()) >= AD_LISTS
+    assert sum(c["counts_chunks_rejected"] for c in last.values()) == 1
+    assert [c["item_counts_rejected"] for c in last.values()] == [1, 1]
     items_seen = len({item for _, item, *_ in reference.events})
     assert [(c["item_counts_restored"], c["item_counts_items"]) for c in last.values()] == [(1, items_seen)] * 2
     answers = {a.id: a for a in (decode_ranked_ads(r.value or b"") for r in read_all(kafka, "ranked-ads"))}
