@@ -33,7 +33,8 @@ def keyed_events(
     records: Sequence[Record], decode: Callable[[bytes], E], max_ahead_ms: int
 ) -> tuple[list[E], list[int], list[Dead]]:
     """-> (events, the index of each one's record, what was rejected). An event's key must be its user, and its time at
-    most `max_ahead_ms` after the wall clock of the poll."""
+    most `max_ahead_ms` after the wall clock of the poll or, where that is later, of the broker: a host whose clock was
+    set back refuses nothing for it."""
     events: list[E] = []
     sources: list[int] = []
     dead: list[Dead] = []
@@ -41,8 +42,9 @@ def keyed_events(
         try:
             event = decode(r.value or b"")
             check_key(r.key, event)
-            if event.ts > r.received_ms + max_ahead_ms:
-                ahead = event.ts - r.received_ms
+            now_ms = max(r.received_ms, r.appended_ms)
+            if event.ts > now_ms + max_ahead_ms:
+                ahead = event.ts - now_ms
                 dead.append(Dead(i, Rejected("far_future", f"ts = {event.ts} is {ahead} ms ahead of the clock")))
             else:
                 events.append(event)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from streams import failpoints
 from streams.commits import Commits
@@ -262,11 +262,13 @@ class Loop:
         key = m.key()
         value = m.value()
         offset, partition = m.offset(), m.partition()
+        kind, appended_ms = m.timestamp()
         assert offset is not None
         assert partition is not None
         return Record(
             self.step.input_topic, partition, offset, key if isinstance(key, bytes) else None,
             value if isinstance(value, bytes) else None, now_ms, tuple(m.headers() or ()),
+            appended_ms if kind == TIMESTAMP_LOG_APPEND_TIME else -1,
         )  # fmt: skip
 
     def _usable(self, m: Message) -> bool:

@@ -22,6 +22,8 @@ class Record:
     received_ms: int
     """wall clock at the poll"""
     headers: tuple[tuple[str, bytes | None], ...] = ()
+    appended_ms: int = -1
+    """the broker's own time of the record, -1 where the topic has the producers' instead"""
 
 
 @dataclass(frozen=True, slots=True)
