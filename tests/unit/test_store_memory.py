@@ -53,3 +53,17 @@ def test_reading_all_users_leaves_the_block_cache_alone(tmp_path: Path) -> None:
     assert sum(1 for _ in store.scan()) == 300
     assert store.stats()["block_cache_bytes"] - before < 32 << 10  # of 500 KiB read
     store.close()
+
+
+def test_few_writes_are_no_table(tmp_path: Path) -> None:
+    """A day of segments at the default settings, each written to a little: nothing is near the buffers' limit."""
+    settings = StoreSettings()
+    step = settings.ttl_ms // settings.segments_per_ttl
+    store = open_store(tmp_path, settings)
+    for k in range(400):
+        now = T0 + min(k, 16) * step
+        store.apply([chunk(3 * k + i, 3 * k + i, now, pairs=20) for i in range(3)])
+        store.expire(now)
+    assert store.stats()["segments"] > 15
+    assert not list(tmp_path.glob("*.sst"))
+    store.close()
