@@ -188,6 +188,8 @@ class ModelInfo:
     """slots that `vm_plus` was trained with; the others stay empty"""
     rolling: bool = False
     """whether the VM was trained with rolling counts and `score` should be given them"""
+    count_lag_ms: int | None = None
+    """the lag they were trained with, where the bundle says so"""
     extra: dict[str, Any] = field(default_factory=dict)
 
 

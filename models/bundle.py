@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -94,6 +94,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slots: tuple[str, ...]
     """slots that `vm_plus` was trained with"""
     graphs: dict[str, Graph]
+    count_lag_ms: Annotated[int, msgspec.Meta(ge=0, le=3_600_000)] | None = None
+    """lag that the VM's rolling counts were trained with (`state.counts`); the service's must be the same"""
     training: dict[str, Any] = {}
     """data hash, code version, settings, seeds and metrics: for people, never read by the pipeline"""
 
@@ -260,6 +262,7 @@ def model_info(m: Manifest) -> ModelInfo:
         profile_dim=m.dims.profile,
         slots=tuple(s for s in SLOTS if s in m.slots),
         rolling=any(i.source in COUNTED for g in m.graphs.values() for i in g.inputs.values()),
+        count_lag_ms=m.count_lag_ms,
         extra={"slot_width": slot_width(m.slots, m.dims.embedding, m.dims.dots)},
     )
 

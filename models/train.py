@@ -479,6 +479,7 @@ class Trainer:
                 name: Graph(f"{name}.onnx", sha256(data).hexdigest(), len(data), inputs[name])
                 for name, data in graphs.items()
             },
+            count_lag_ms=s.count_lag_ms if s.counters == "rolling" else None,
             training=training,
         )
 

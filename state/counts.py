@@ -31,12 +31,20 @@ U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
 
 
+LAG_MS = 10_000
+
+
 @dataclass(frozen=True, slots=True)
 class CountSettings:
-    lag_ms: int = 10_000
+    lag_ms: int = LAG_MS
     """what is newer is not counted yet; as long as the pipeline is quicker, counts do not depend on its speed"""
     max_items: int = 1_000_000
     """items whose counts are kept in memory; beyond it new ones are not counted, and that is counted"""
+
+    @classmethod
+    def as_trained(cls, lag_ms: int | None) -> CountSettings:
+        """For a bundle whose VM was trained with that lag; None: it does not say."""
+        return cls(LAG_MS if lag_ms is None else lag_ms)
 
 
 @dataclass(slots=True)

@@ -50,8 +50,8 @@ PARTITION = 0
 class BacktestConfig:
     store: StoreSettings = field(default_factory=StoreSettings)
     gate: GateSettings = field(default_factory=GateSettings)
-    counts: CountSettings = field(default_factory=CountSettings)
-    """of the rolling counts, for a bundle whose VM sees them"""
+    counts: CountSettings | None = None
+    """of the rolling counts, for a bundle whose VM sees them; None: as it was trained"""
     refresh: Refresh = "on_change"
     pair_delay_ms: int = 0
     """from a candidates event to its pair embeddings being servable"""
@@ -106,7 +106,7 @@ def validate(config: BacktestConfig) -> None:
     ttl_ms = config.store.ttl_ms
     if config.store.window_ms < ttl_ms:
         raise SettingsError("backtest.window_ms", config.store.window_ms, f"must not be below ttl_ms = {ttl_ms}")
-    if config.counts.lag_ms < 0:
+    if config.counts is not None and config.counts.lag_ms < 0:
         raise SettingsError("backtest.counts.lag_ms", config.counts.lag_ms, "0 or more")
     for key in ("pair_delay_ms", "state_delay_ms"):
         delay_ms = getattr(config, key)
@@ -161,7 +161,9 @@ class Backtest:
         self.ranker = Ranker(runtime, encoder)
         self._computed = open_store(folder / "computed", config.store)
         self._offset = 0
-        self._counts = OfflineCounts(config.counts) if info.rolling else None
+        self._counts = None
+        if info.rolling:
+            self._counts = OfflineCounts(config.counts or CountSettings.as_trained(info.count_lag_ms))
         if config.pair_delay_ms or config.state_delay_ms:
             self._pairs = open_store(folder / "pairs", _shorter(config.store, config.pair_delay_ms))
             self._states = open_store(folder / "states", _shorter(config.store, config.state_delay_ms))

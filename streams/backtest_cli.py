@@ -29,7 +29,10 @@ TopKOption = Annotated[int, typer.Option(help="Pairs accepted at most per candid
 ThresholdOption = Annotated[float, typer.Option(help="Least pCTR that is worth an FM call.", min=0, max=1)]
 DelayOption = Annotated[str, typer.Option(help="From an event to its embeddings being servable.")]
 CountLagOption = Annotated[
-    str, typer.Option(help="Rolling counts leave out what is newer, for a bundle whose VM sees them; as in training.")
+    str | None,
+    typer.Option(
+        help="Rolling counts leave out what is newer, for a bundle whose VM sees them.", show_default="as in training"
+    ),
 ]
 RefreshOption = Annotated[
     str, typer.Option(help="on_change: embed a live pair again when the user's history moved; ttl: only after its TTL.")
@@ -56,7 +59,7 @@ def backtest(
     threshold: ThresholdOption = 0.0,
     pair_delay: DelayOption = "0",
     state_delay: DelayOption = "0",
-    count_lag: CountLagOption = "10s",
+    count_lag: CountLagOption = None,
     refresh: RefreshOption = "on_change",
     neighbours: NeighboursOption = 16,
     start: StartOption = None,
@@ -137,7 +140,7 @@ def sweep(
     threshold: ThresholdOption = 0.0,
     pair_delay: DelayOption = "0",
     state_delay: DelayOption = "0",
-    count_lag: CountLagOption = "10s",
+    count_lag: CountLagOption = None,
     refresh: RefreshOption = "on_change",
     neighbours: NeighboursOption = 16,
     start: StartOption = None,
@@ -181,7 +184,7 @@ def sweep(
 
 def configure(
     ttl: str, window: str, budget: float, burst: str, share: float, top_k: int, threshold: float, pair_delay: str,
-    state_delay: str, refresh: str, neighbours: int, start: str | None, with_fm: bool, count_lag: str = "10s",
+    state_delay: str, refresh: str, neighbours: int, start: str | None, with_fm: bool, count_lag: str | None = None,
 ) -> BacktestConfig:  # fmt: skip
     """Raises `SettingsError` naming the flag."""
     from state.api import StoreSettings
@@ -205,7 +208,7 @@ def configure(
             budget_share=share,
             budget_burst_s=parse_ms("--burst", burst) / 1000,
         ),
-        counts=CountSettings(lag_ms=parse_ms("--count-lag", count_lag)),
+        counts=None if count_lag is None else CountSettings(lag_ms=parse_ms("--count-lag", count_lag)),
         refresh=refresh,  # type: ignore[arg-type]
         pair_delay_ms=parse_ms("--pair-delay", pair_delay),
         state_delay_ms=parse_ms("--state-delay", state_delay),
@@ -224,7 +227,7 @@ def describe(config: BacktestConfig) -> dict[str, Any]:
         "threshold": gate.threshold,
         "pair_delay_ms": config.pair_delay_ms, "state_delay_ms": config.state_delay_ms, "refresh": config.refresh,
         "neighbours": config.neighbours,
-        "count_lag_ms": config.counts.lag_ms,
+        **({} if config.counts is None else {"count_lag_ms": config.counts.lag_ms}),
         "start_ms": config.start_ms,
     }  # fmt: skip
 

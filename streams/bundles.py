@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 
 import msgspec
 
-from models.api import Runtime
+from models.api import FeatureSpec, ModelInfo, Runtime
 from models.bundle import read_bundle
 from topics.errors import SolarisError
 
@@ -98,7 +98,7 @@ class BundleWatch:
         self.accepted += 1
         old, self.info = self.info, fresh[0].info
         log.warning("bundle %s: %s, %s take over from %s, %s", self._folder, self.info.vm, self.info.fm, old.vm, old.fm)
-        if (self.info.spec, self.info.rolling) != (old.spec, old.rolling):
+        if _followed(self.info) != _followed(old):
             for runtime in fresh:
                 runtime.close()
             self.restart_wanted.set()
@@ -112,6 +112,11 @@ class BundleWatch:
                 self.look()
             except Exception:  # a watch that dies would leave an old model serving for ever, unnoticed
                 log.exception("looking at bundle %s failed; trying again", self._folder)
+
+
+def _followed(info: ModelInfo) -> tuple[FeatureSpec, bool, int | None]:
+    """What the loops are set up for."""
+    return info.spec, info.rolling, info.count_lag_ms
 
 
 def _identity(folder: Path) -> str:

@@ -16,9 +16,11 @@ log = logging.getLogger(__name__)
 
 
 class CountStores:
-    def __init__(self, folder: Path, settings: Settings) -> None:
+    """`trained_lag_ms`: of the bundle, where it says so."""
+
+    def __init__(self, folder: Path, settings: Settings, trained_lag_ms: int | None = None) -> None:
         warm_counts()
-        self._settings = settings.counter.counts
+        self._settings = settings.counter.counts(trained_lag_ms)
         log.info("rolling counts: as of %d ms before each impression, %d items at most",
                  self._settings.lag_ms, self._settings.max_items)  # fmt: skip
         self._stores = Stores(folder, settings, store_settings(settings.store, self._settings), parse_counts)

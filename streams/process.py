@@ -195,7 +195,10 @@ def _watch(settings: Settings, steps: list[Any]) -> BundleWatch | None:
 def _load(settings: Settings) -> Runtime:
     from models.runtime import open_runtime
 
-    return open_runtime(settings.model.bundle, settings.model.device, settings.model.threads)
+    runtime = open_runtime(settings.model.bundle, settings.model.device, settings.model.threads)
+    if runtime.info.rolling:
+        settings.counter.counts(runtime.info.count_lag_ms)  # refuses a bundle that was trained with another lag
+    return runtime
 
 
 def _calm_collector() -> None:

@@ -18,7 +18,7 @@ from models.api import SOURCES, Runtime
 from models.catalogue import Catalogue
 from models.dataset import counted
 from models.features import Encoder
-from state.counts import CountSource
+from state.counts import CountSettings, CountSource
 from streams.audit import check
 from streams.losses import NO_FEEDBACK, Judged, compare, transfer
 from streams.measures import AGE_BINS_MS, coverage_spans, histogram, quantiles, ratio
@@ -200,7 +200,8 @@ def _losses(
     if not known:
         return dict(NO_FEEDBACK)
     known.sort(key=lambda e: (e.ts, e.id))
-    counts = counted(shown, clicks) if runtime.info.rolling else None
+    trained = CountSettings.as_trained(runtime.info.count_lag_ms)
+    counts = counted(shown, clicks, trained) if runtime.info.rolling else None
     pairs = _Pairs()
     done = 0
     for i in range(0, len(known), 512):

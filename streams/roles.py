@@ -272,7 +272,7 @@ class RankerStep(BaseStep):
         self._rebuild_due_s = 0.0
         self.counts: CountStores | None = None
         if runtime.info.rolling:
-            self.counts = CountStores(settings.store.dir / f"{self.role}-counts", settings)
+            self.counts = CountStores(settings.store.dir / f"{self.role}-counts", settings, runtime.info.count_lag_ms)
             self.follows = ("embeddings", "counts")
             self.broadcasts = ("item-counts",)
 

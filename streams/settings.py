@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,15 +77,22 @@ class Ranker:
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    lag_ms: int = setting(
-        10_000, "rankers count no event newer than this; as the VM was trained", low=0, high=3_600_000
+    lag_ms: int | None = setting(
+        None, "rankers count no event newer than this; none: as the bundle's VM was trained, or 10 s",
+        low=0, high=3_600_000,
     )  # fmt: skip
     max_items: int = setting(1_000_000, "items whose counts a ranker keeps in memory; later ones are refused", low=1)
     batch_age_ms: int = setting(50, "how long an event may wait for others to be counted with", low=0, high=10_000)
 
-    @property
-    def counts(self) -> CountSettings:
-        return CountSettings(self.lag_ms, self.max_items)
+    def counts(self, trained_lag_ms: int | None) -> CountSettings:
+        """For a bundle trained with that lag (None: it does not say). Raises `SettingsError` when another is set."""
+        if self.lag_ms is not None and trained_lag_ms not in (None, self.lag_ms):
+            raise SettingsError(
+                "counter.lag_ms", self.lag_ms,
+                f"the bundle's VM was trained with {trained_lag_ms}; leave the setting out, or train with --count-lag",
+            )  # fmt: skip
+        lag_ms = self.lag_ms if self.lag_ms is not None else trained_lag_ms
+        return replace(CountSettings.as_trained(lag_ms), max_items=self.max_items)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,12 +275,12 @@ def _check(s: Settings) -> None:
             f"a store that is rebuilt needs max(store.ttl_ms, store.window_ms) = {need} of it",
         )  # fmt: skip
     for topic in ("counts", "item-counts"):
-        kept, need = s.kafka.retention_ms[topic], DAY_MS + s.counter.lag_ms
+        kept, need = s.kafka.retention_ms[topic], DAY_MS + s.counter.counts(None).lag_ms
         if kept < need:
             raise SettingsError(
                 f"kafka.retention_ms.{topic}",
                 kept,
-                f"a ranker that starts needs a day and counter.lag_ms = {need} of it",
+                f"a ranker that starts needs a day and counter.lag_ms, {need}, of it",
             )
     if s.monitor.keep_ms < s.monitor.feedback_window_ms:
         raise SettingsError(

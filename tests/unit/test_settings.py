@@ -178,6 +178,16 @@ def test_embeddings_are_kept_as_long_as_a_rebuild_needs_them() -> None:
 SECRET = "correct-horse-battery"
 
 
+def test_lag_of_the_rolling_counts_is_the_bundles() -> None:
+    plain, own = load(environment={}), load(sets=["counter.lag_ms=5000", "counter.max_items=7"], environment={})
+    assert [plain.counter.counts(lag).lag_ms for lag in (None, 0, 60_000)] == [10_000, 0, 60_000]
+    assert (own.counter.counts(5_000).lag_ms, own.counter.counts(None).lag_ms) == (5_000, 5_000)
+    assert own.counter.counts(None).max_items == 7
+    with pytest.raises(SettingsError, match=r"counter.lag_ms.*5000.*trained with 10000") as e:
+        own.counter.counts(10_000)
+    assert e.value.key == "counter.lag_ms"
+
+
 def test_no_secret_in_repr_output_or_errors(toml, caplog: pytest.LogCaptureFixture) -> None:
     sets = [f"kafka.sasl.password={SECRET}", f"kafka.ssl.key.pem={SECRET}", f"kafka.sasl.oauthbearer.config={SECRET}"]
     s = load(sets=sets, environment={})

@@ -94,6 +94,7 @@ def test_a_fifth_of_the_requests_before_the_test_part_is_shown_none(data: Datase
 def test_a_bundle_with_rolling_counts(trained: Bundle, data: Dataset) -> None:
     bundle = load_bundle(trained.path)
     assert bundle.info.rolling
+    assert bundle.manifest.count_lag_ms == bundle.info.count_lag_ms == 10_000
     assert bundle.info.vm == "solaris-vm-weak-rolling@1"
     assert bundle.manifest.training["settings"]["counters"] == "rolling"
     sees = {name for name, g in bundle.manifest.graphs.items() if any(i.source == "rolling" for i in g.inputs.values())}
@@ -113,6 +114,7 @@ def test_counters_leave_the_fm_as_it_is(trained: Bundle, data: Dataset, tmp_path
     settings = TrainSettings(preset="tiny", epochs=1, vm_epochs=1, threads=1)
     other = train(data, settings, tmp_path / "b")[0]
     assert not other.info.rolling
+    assert other.info.count_lag_ms is None
     for name in ("fm_pair", "fm_user", "fm_item"):
         assert other.graphs[name] == trained.graphs[name]
 
