@@ -55,7 +55,7 @@ def one(world: str, seed: int, preset: str, threads: int) -> dict[str, Any]:
     """A world of this seed, evaluated with models of this seed."""
     from models.dataset import load
     from models.evaluate import evaluate
-    from models.train import TrainSettings
+    from models.train_settings import TrainSettings
     from topics import simulator
 
     shape, users, hours, vm = WORLDS[world]

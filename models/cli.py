@@ -47,8 +47,8 @@ def train(
     """
     _need_torch()
     from models.dataset import load
-    from models.train import TrainSettings
     from models.train import train as run
+    from models.train_settings import TrainSettings
     from streams.durations import parse_ms
 
     settings = TrainSettings(
@@ -93,7 +93,7 @@ def evaluate(
     from models.dataset import load
     from models.evaluate import evaluate as run
     from models.report import table, write
-    from models.train import TrainSettings
+    from models.train_settings import TrainSettings
 
     settings = TrainSettings(preset=preset, vm=vm, epochs=epochs, device=device, threads=threads)
     with _Bars(quiet=as_json) as bars:

@@ -25,7 +25,8 @@ from models.ratios import F64, Mask, Ratios
 from models.runtime import OnnxRuntime
 from models.served import ServedStore, fresh_slots
 from models.similar import FORMS
-from models.train import Report, Trainer, TrainSettings, delayed
+from models.train import Report, Trainer, delayed
+from models.train_settings import TrainSettings
 
 DELAYS_MS = (0, 2_000, 10_000, 60_000, 300_000)
 COVERAGE = (0.2, 0.4, 0.6, 0.8, 1.0)

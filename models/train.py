@@ -12,7 +12,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -26,29 +26,27 @@ from torch.nn.functional import binary_cross_entropy_with_logits as cross_entrop
 
 from models import metrics
 from models.api import F32, I64, FeatureSpec, PairBatch
-from models.bundle import Bundle, Dims, Graph, Input, Manifest, Model, model_info, write_bundle
+from models.bundle import Bundle, Input, write_bundle
 from models.counted import CountedImpressions
 from models.dataset import Dataset
-from models.export import FM_ITEM, FM_PAIR, FM_USER, VM, VM_PLUS, export, tensors, with_counts
+from models.export import FM_ITEM, FM_PAIR, FM_USER, VM, VM_PLUS, tensors, with_counts
 from models.features import pairs_of, requests, take
-from models.inputs import EXTRA, slot_columns, slot_spans, slot_width
-from models.nets import FmSize, ItemSide, ItemSideWithTopics, PairFm, StateFm, Vm, VmPlus, VmSize
+from models.inputs import slot_columns
+from models.nets import FmSize, PairFm, StateFm, Vm, VmPlus, VmSize
+from models.packing import Packing
 from models.presets import fm_size, vm_size
-from models.program import export_program
 from models.quantise import compare, int8
 from models.resume import Stages
 from models.runtime import OnnxRuntime
 from models.served import ServedStore, fresh_slots
 from models.similar import Form
 from models.thin import thinned
-from models.topics import BUCKETS, topic_table
+from models.topics import topic_table
+from models.train_settings import Parts, TrainSettings
 from state.counts import Counts, CountSettings
-from topics.errors import SettingsError
 
 log = logging.getLogger(__name__)
 Mask = npt.NDArray[np.bool_]
-GraphToExport = tuple[str, nn.Module, Sequence[str], dict[str, int], Sequence[str]]
-"""(name, module, sources, buckets, outputs)"""
 Report = Callable[[str, int, int], None]
 """(phase, done, of)"""
 
@@ -66,78 +64,7 @@ WINDOW_MS = 24 * 3_600_000
 MIN_DELAY_MS, MAX_DELAY_MS = 50.0, 300_000.0
 
 
-@dataclass(frozen=True, slots=True)
-class TrainSettings:
-    preset: str = "small"
-    vm: str = "weak"
-    counters: str = "none"
-    """of the stream that the VM sees: "none", or "rolling" (`models.rolling`)"""
-    count_lag_ms: int = 10_000
-    """what is newer is not counted; as the service's counts have it"""
-    unknown_share: float = 0.2
-    """of the requests that the VM is shown without rolling counts: as the verifier asks, and a ranker that has none"""
-    seed: int = 0
-    epochs: int = 4
-    """of the FM, at most: it stops when a later slice gets worse"""
-    vm_epochs: int = 2
-    device: str = "cpu"
-    fm_share: float = 0.5
-    vm_share: float = 0.3
-    """shares of the impressions, in time order; the rest is the test part"""
-    soft_weight: float = 0.0
-    """weight of the FM's soft labels in the base VM's loss (distillation)"""
-    soft_temperature: float = 1.0
-    cold_share: float = 0.1
-    """of the requests from which the VM with slots learns what similar users are worth: shown to it as those of a user
-    whom the store does not know. The log itself has too few of them to learn from"""
-    thin_share: float = 0.4
-    """of the requests from which the VM with slots learns a service with less coverage (`models.thin`)"""
-    learning_rate: float = 3e-3
-    int8: bool = False
-    """the bundle's fm_pair with int8 matrix products, for CPUs"""
-    threads: int = 0
-    """of torch and ONNX Runtime; 0: half of the cores (more only helps on a machine that is otherwise idle)"""
-    name: str = "solaris"
-    version: str = "1"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.fm_share < 1 or not 0 < self.vm_share < 1 or self.fm_share + self.vm_share >= 1:
-            raise SettingsError(
-                "train.fm_share + vm_share", self.fm_share + self.vm_share, "leave a test part: under 1"
-            )
-        for name in ("epochs", "vm_epochs"):
-            if getattr(self, name) < 1:
-                raise SettingsError(f"train.{name}", getattr(self, name), "at least 1")
-        if self.counters not in ("none", "rolling"):
-            raise SettingsError("train.counters", self.counters, "none or rolling")
-        if self.count_lag_ms < 0:
-            raise SettingsError("train.count_lag_ms", self.count_lag_ms, "0 or more")
-        for name in ("cold_share", "thin_share", "unknown_share"):
-            if not 0 <= getattr(self, name) < 1:
-                raise SettingsError(f"train.{name}", getattr(self, name), "0 or more and under 1")
-        if not 0 <= self.soft_weight <= 1 or self.soft_temperature <= 0:
-            raise SettingsError("train.soft_weight", self.soft_weight, "within 0..1, with a temperature above 0")
-
-
-@dataclass(slots=True)
-class Parts:
-    """Request ranges of the time-ordered split: fm, its validation slice, vm, test."""
-
-    fm: range
-    validation: range
-    vm: range
-    test: range
-
-    @classmethod
-    def of(cls, n: int, s: TrainSettings) -> Parts:
-        a, b = int(n * s.fm_share), int(n * (s.fm_share + s.vm_share))
-        v = int(a * 0.9)
-        if min(v, a - v, b - a, n - b) < 1:
-            raise SettingsError("train.log", n, "the log has too few impressions with feedback to split (at least 20)")
-        return cls(range(v), range(v, a), range(a, b), range(b, n))
-
-
-class Trainer:
+class Trainer(Packing):
     """One training run; the steps are methods so that `solaris evaluate` can vary them."""
 
     def __init__(
@@ -391,47 +318,6 @@ class Trainer:
 
     # -- a bundle ------------------------------------------------------------------------------------------------
 
-    @property
-    def fm_buckets(self) -> dict[str, int]:
-        return {"item_bucket": self.fm_size.item_buckets}
-
-    @property
-    def vm_buckets(self) -> dict[str, int]:
-        return {"item_bucket": self.vm_size.item_buckets}
-
-    def graphs(
-        self, pair: PairFm, state: StateFm, vm: Vm, plus: VmPlus | None = None
-    ) -> tuple[dict[str, bytes], dict[str, dict[str, Input]]]:
-        """Exported graphs and their inputs."""
-        data, inputs = {}, {}
-        for name, module, sources, buckets, outputs in self._to_export(pair, state, vm, plus):
-            data[name], inputs[name] = export(
-                module, self.spec, self.topic_column, sources, buckets, outputs, self.slot_width
-            )
-        return data, inputs
-
-    def programs(self, pair: PairFm, state: StateFm, vm: Vm, plus: VmPlus | None = None) -> dict[str, bytes]:
-        """The same graphs as `torch.export` programs, for `models.torch_runtime`."""
-        return {
-            name: export_program(module, self.spec, self.topic_column, sources, buckets, outputs, self.slot_width)
-            for name, module, sources, buckets, outputs in self._to_export(pair, state, vm, plus)
-        }
-
-    def _to_export(self, pair: PairFm, state: StateFm, vm: Vm, plus: VmPlus | None) -> list[GraphToExport]:
-        todo: list[GraphToExport] = [
-            ("fm_pair", pair, FM_PAIR, self.fm_buckets, ("embedding",)),
-            ("fm_user", state, FM_USER, {}, ("state",)),
-            self._item_graph(state),
-            ("vm", vm, with_counts(VM, vm.size.rolling), self.vm_buckets, ("logit", "profile")),
-        ]
-        if plus is not None:
-            todo.append(("vm_plus", plus, with_counts(VM_PLUS, plus.size.rolling), {}, ("logit",)))
-        return todo
-
-    @property
-    def slot_width(self) -> int:
-        return slot_width(self.slots, self.dims.embedding, self.dims.dots)
-
     def quantise(self, graphs: dict[str, bytes], inputs: dict[str, dict[str, Input]]) -> dict[str, float]:
         """Replaces `fm_pair` by its int8 form, calibrated on the VM part; -> what that does on the test part."""
         given = inputs["fm_pair"], self.spec, self.topic_column
@@ -441,53 +327,6 @@ class Trainer:
         before = graphs["fm_pair"]
         graphs["fm_pair"] = int8(before, *given, samples)
         return compare(before, graphs["fm_pair"], *given, batches, label)
-
-    def _item_graph(self, state: StateFm) -> GraphToExport:
-        if self.topics is None:
-            return "fm_item", ItemSide(state), FM_ITEM, {}, ("vector",)
-        module = ItemSideWithTopics(state, torch.from_numpy(self.topics))
-        return "fm_item", module, ("item_bucket", *FM_ITEM), {"item_bucket": BUCKETS}, ("vector", "topic")
-
-    @property
-    def slot_spans(self) -> dict[str, tuple[int, int]]:
-        """Where each slot's columns lie."""
-        return slot_spans(self.slots, self.dims.embedding, self.dims.dots)
-
-    @property
-    def age_columns(self) -> list[int]:
-        return [end - EXTRA[s] + 1 for s, (_, end) in self.slot_spans.items()]
-
-    @property
-    def dims(self) -> Dims:
-        s = self.fm_size
-        return Dims(s.outputs, self.vm_size.profile, s.heads, 64, s.towers, s.tower_dim)
-
-    def manifest(
-        self, graphs: dict[str, bytes], inputs: dict[str, dict[str, Input]], training: dict[str, Any]
-    ) -> Manifest:
-        from hashlib import sha256
-
-        s = self.settings
-        return Manifest(
-            format=1,
-            vm=Model(f"{s.name}-vm-{s.vm}" + ("-rolling" if s.counters == "rolling" else ""), s.version),
-            fm=Model(f"{s.name}-fm-{s.preset}", s.version),
-            spec=self.spec,
-            dims=self.dims,
-            slots=self.slots if "vm_plus" in graphs else (),
-            graphs={
-                name: Graph(f"{name}.onnx", sha256(data).hexdigest(), len(data), inputs[name])
-                for name, data in graphs.items()
-            },
-            count_lag_ms=s.count_lag_ms if s.counters == "rolling" else None,
-            training=training,
-        )
-
-    def runtime(self, graphs: dict[str, bytes], inputs: dict[str, dict[str, Input]]) -> OnnxRuntime:
-        """The production runtime over graphs that are not written yet. All slots are built, `vm_plus` or not."""
-        manifest = self.manifest(graphs, inputs, {})
-        info = replace(model_info(manifest), slots=self.slots)
-        return OnnxRuntime(Bundle(Path(), manifest, graphs, info), "cpu", threads=torch.get_num_threads())
 
     # -- plumbing ------------------------------------------------------------------------------------------------
 

@@ -35,7 +35,8 @@ def train_first_part(source: EventLog, share: float, out: Path, seed: int, say: 
     import torch
 
     from models.dataset import build, infer_spec
-    from models.train import TrainSettings, train
+    from models.train import train
+    from models.train_settings import TrainSettings
 
     events = list(source.events())
     at = cut(events, share)

@@ -20,7 +20,8 @@ from models.probe import probe_batch  # noqa: E402
 from models.rolling import pick  # noqa: E402
 from models.runtime import OnnxRuntime  # noqa: E402
 from models.torch_runtime import TorchRuntime, read_programs  # noqa: E402
-from models.train import Trainer, TrainSettings  # noqa: E402
+from models.train import Trainer  # noqa: E402
+from models.train_settings import TrainSettings  # noqa: E402
 from state.counts import Counts  # noqa: E402
 
 SMALL = {"max_pairs": 7, "max_requests": 3}

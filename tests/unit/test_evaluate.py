@@ -18,7 +18,7 @@ from models.evaluate import COVERAGE, DELAYS_MS, STALE_MS, STEPS, evaluate, summ
 from models.ratios import Ratios  # noqa: E402
 from models.report import table, write  # noqa: E402
 from models.similar import FORMS  # noqa: E402
-from models.train import TrainSettings  # noqa: E402
+from models.train_settings import TrainSettings  # noqa: E402
 
 
 @pytest.fixture(scope="module")

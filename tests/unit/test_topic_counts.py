@@ -13,7 +13,8 @@ from models.api import SLOTS, FeatureSpec  # noqa: E402
 from models.dataset import Dataset, build  # noqa: E402
 from models.nets import PairFm, StateFm, Vm  # noqa: E402
 from models.topics import BUCKETS, CLUSTERS, topic_table  # noqa: E402
-from models.train import Trainer, TrainSettings  # noqa: E402
+from models.train import Trainer  # noqa: E402
+from models.train_settings import TrainSettings  # noqa: E402
 from topics.events import Event, Feedback, Impression  # noqa: E402
 from topics.ids import hash_id  # noqa: E402
 

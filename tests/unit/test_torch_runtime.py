@@ -22,7 +22,8 @@ from models.probe import probe_batch  # noqa: E402
 from models.program import check  # noqa: E402
 from models.runtime import OnnxRuntime  # noqa: E402
 from models.torch_runtime import TorchRuntime, open_torch_runtime, read_programs  # noqa: E402
-from models.train import Trainer, TrainSettings  # noqa: E402
+from models.train import Trainer  # noqa: E402
+from models.train_settings import TrainSettings  # noqa: E402
 from topics.errors import BundleError, DeviceError  # noqa: E402
 
 

@@ -20,7 +20,8 @@ from models.features import Encoder, requests  # noqa: E402
 from models.nets import PairFm, StateFm, Vm  # noqa: E402
 from models.presets import fm_size, vm_size  # noqa: E402
 from models.runtime import OnnxRuntime  # noqa: E402
-from models.train import Parts, Trainer, TrainSettings, delayed, train  # noqa: E402
+from models.train import Trainer, delayed, train  # noqa: E402
+from models.train_settings import Parts, TrainSettings  # noqa: E402
 from topics.errors import ContractError, SettingsError  # noqa: E402
 from topics.events import Candidates, Feedback, Impression, Item  # noqa: E402
 from topics.readers import open_log  # noqa: E402

@@ -22,7 +22,8 @@ from models.features import requests  # noqa: E402
 from models.nets import Counted, PairFm, StateFm, Vm  # noqa: E402
 from models.rolling import ROLLING  # noqa: E402
 from models.runtime import OnnxRuntime  # noqa: E402
-from models.train import Trainer, TrainSettings, train  # noqa: E402
+from models.train import Trainer, train  # noqa: E402
+from models.train_settings import TrainSettings  # noqa: E402
 from state.counts import Counts, CountSettings  # noqa: E402
 from state.counts_reference import ReferenceCounts  # noqa: E402
 from topics.errors import BundleError, SettingsError  # noqa: E402
