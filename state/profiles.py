@@ -14,7 +14,8 @@ from state.cache import Loaded, arena_of
 from state.store import RocksStore
 from topics.packed import decode_embedding
 
-_BATCH = 256
+_BATCH, _BATCH_BYTES = 256, 1 << 20
+"""users answered at once, at most so many and about so large: what is held for them beside the store is some times that"""
 
 
 @dataclass(slots=True)
@@ -79,7 +80,7 @@ def collect(
         for offset, value in chunks:
             loaded.chunk(offset, value)
         loaded.end_user(user)
-        if len(loaded.users) == _BATCH:
+        if len(loaded.users) == _BATCH or loaded.size >= _BATCH_BYTES:
             parts.append(_collect_batch(store, loaded, now_ms, model, dims))
             loaded = Loaded()
             if stop():

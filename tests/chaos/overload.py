@@ -1,12 +1,12 @@
 """Candidates at ten times what the embedder can do, for minutes, on a real Kafka: impressions are still ranked, the
 verifier sheds the least valuable pairs, memory stays flat, and the backlog is gone soon after the burst.
 
-    python tests/chaos/overload.py                three minutes; reports/overload.json
+    python tests/chaos/overload.py                four minutes; reports/overload.json
     python tests/chaos/overload.py --minutes 10
 
 The FM is made as slow as it takes for that on the machine at hand, so the run says the same on every machine. Every 2 s
-the memory of each role without mapped files is noted. Exits 1 when anything is wrong. `test_overload.py` is the short
-form.
+the memory of each role without mapped files is noted: one partition with small caches, so that these are full before
+the last two thirds, which are compared. Exits 1 when anything is wrong. `test_overload.py` is the short form.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SETS = (
     "embedder.batch_pairs=512",
 )  # fmt: skip
 SMALL_CACHES = (f"store.cache_bytes={4 << 20}",)
-"""a cache that fills is no leak and looks like one"""
+"""... and one partition: a cache that fills is no leak and looks like one"""
 LARGEST_SHARE = 0.6
 """of the pairs accepted: a tenth can be done; the rest is room for what is accepted before the backlog is first seen"""
 GROWTH, LEAST_GROWTH_MB = 0.10, 16.0
@@ -198,7 +198,7 @@ def _percentile(values: list[int], share: float) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=3.0)
+    parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--out", type=Path, default=ROOT / "reports" / "overload.json")
     parser.add_argument("--folder", type=Path, default=None, help="kept after the run; default: a temporary one")
     a = parser.parse_args()
@@ -206,7 +206,7 @@ def main() -> int:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with JavaKafka(folder / "kafka", tied=True) as broker:
-        kafka = KafkaSettings(bootstrap=broker.bootstrap, prefix="overload.")
+        kafka = KafkaSettings(bootstrap=broker.bootstrap, prefix="overload.", partitions=1)
         report = overload(kafka, folder, a.minutes * 60, SMALL_CACHES)
     a.out.parent.mkdir(parents=True, exist_ok=True)
     a.out.write_text(json.dumps(report, indent=1) + "\n")
