@@ -15,7 +15,7 @@ from state.store import RocksStore
 from topics.packed import decode_embedding
 
 _BATCH, _BATCH_BYTES = 256, 1 << 20
-"""users answered at once, at most so many and about so large: what is held for them beside the store is some times that"""
+"""users answered at once: at most so many, of about that size together, some times which is held for them"""
 
 
 @dataclass(slots=True)
