@@ -32,6 +32,7 @@ from topics.kafka import KafkaSettings, group_name
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 15.0
+SETTLE_S = 5.0
 ROLES = ("verifier", "embedder", "ranker", "monitor", "counter", "counter-clicks")
 """consumer groups"""
 OPTIONAL = ("counter", "counter-clicks")
@@ -166,8 +167,15 @@ def check(kafka: KafkaSettings, names: Iterable[str] | None = None) -> list[Mism
 
 
 def require(kafka: KafkaSettings, names: Iterable[str] | None = None) -> None:
-    """What a role calls at start. Raises `ContractError` that names both sides of every mismatch."""
+    """What a role calls at start. Raises `ContractError` that names both sides of every mismatch.
+
+    What is missing is looked for again for `SETTLE_S`: of several brokers one may not have heard yet of what was made a
+    moment ago."""
+    deadline = time.monotonic() + SETTLE_S
     found = check(kafka, names)
+    while found and all(m.what in ("missing", "partitions") for m in found) and time.monotonic() < deadline:
+        time.sleep(0.2)
+        found = check(kafka, names)
     if found:
         lines = "\n  ".join(map(str, found))
         remedy = (

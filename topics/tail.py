@@ -17,7 +17,7 @@ import msgspec
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, Message, TopicPartition
 
 from topics import dlq, packed, packed_counts
-from topics.admin import partition_counts
+from topics.admin import SETTLE_S, partition_counts
 from topics.contracts import BY_NAME
 from topics.dlq import DeadLetter
 from topics.errors import BrokerError, ContractError, InvalidEvent, SettingsError
@@ -42,10 +42,14 @@ class Record:
 
 
 def partitions(kafka: KafkaSettings, topic: str) -> list[int]:
-    """Of an existing topic, by its full name. Never creates one."""
-    found = partition_counts(kafka).get(topic)
-    if found is None:
-        raise ContractError(f"there is no topic {topic} at {kafka.bootstrap}; `solaris topics create` makes ours")
+    """Of an existing topic, by its full name. Never creates one. One of ours is looked for again for a moment: of
+    several brokers one may not have heard of it yet."""
+    ours = topic.removeprefix(kafka.prefix) in BY_NAME
+    deadline = time.monotonic() + (SETTLE_S if ours else 0.0)
+    while (found := partition_counts(kafka).get(topic)) is None:
+        if time.monotonic() >= deadline:
+            raise ContractError(f"there is no topic {topic} at {kafka.bootstrap}; `solaris topics create` makes ours")
+        time.sleep(0.2)
     return list(range(found))
 
 
