@@ -1,5 +1,11 @@
 """Step 3 and 4 of the loop: results, dead letters and offsets in one transaction, then the local store.
 
+A role has two transactional identities and uses them by turns. A transaction that begins before the last one's markers
+are written is refused once and tried again by the client 20 ms later; under the other identity it is not. One begins
+when the last one's commit has been answered, so records and offsets reach the broker's logs in the order of the
+batches: readers of committed records see them in that order, and of a group's offsets the one that came to the log last
+stands, whichever marker comes first.
+
 Errors sort into three kinds: *retriable* ones are repeated with back-off; *abortable* ones abort the transaction and
 repeat it with what is still ours; *fatal* ones (another process has taken this identity) stop the process.
 """
@@ -10,6 +16,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -26,8 +33,9 @@ from topics.kafka import passing, producer
 log = logging.getLogger(__name__)
 
 _CALL_S = 10.0
+_IDENTITIES = 2
 _MARKERS_S = (0.001, 0.004, 0.008)
-"""least, first and most that is waited after a transaction before the next begins"""
+"""least, first and most that is waited after a transaction before the next one of the same identity begins"""
 _REST = 2.0
 _MAX_REST_S = 0.04
 """a few records begin no sooner after a commit than so many times what the last ones took, at most so long"""
@@ -77,33 +85,40 @@ class Committer:
         self._step, self._kafka, self._loop = step, settings.kafka, settings.loop
         self._membership, self._counters, self._interrupted = membership, counters, interrupted
         self._exactly_once = settings.loop.guarantee == "exactly_once"
-        self._producer: Producer | None = None
+        self._producers: list[Producer] = []
+        self._turn = 0
         self._call_began: float | None = None
         self._committed_s = float("-inf")
+        self._ended_s = [float("-inf")] * _IDENTITIES
+        """when the last transaction of each identity was committed"""
         self._took_s = 0.0
         """seconds that a commit takes, smoothed"""
         self._markers_s = _MARKERS_S[1]
-        self._id = f"{settings.kafka.prefix}{step.role}-{instance}" if self._exactly_once else None
+        name = f"{settings.kafka.prefix}{step.role}-{instance}"
+        self._ids: list[str | None] = [name, *(f"{name}+{k}" for k in range(1, _IDENTITIES))]
+        if not self._exactly_once:
+            self._ids = [None]
         self._input = settings.kafka.topic(step.input_topic)
 
     def start(self) -> None:
-        """Connects; with exactly-once takes over the transactional identity, which fences a former holder."""
+        """Connects; with exactly-once takes over the transactional identities, which fences a former holder."""
         timeout_ms = self._loop.transaction_timeout_ms
-        extra: dict[str, Any] = {"transaction_timeout_ms": timeout_ms} if self._id else {}
+        extra: dict[str, Any] = {"transaction_timeout_ms": timeout_ms} if self._exactly_once else {}
         extra["delivery_report_only_error"] = self._step.pure  # the others want to know their records' offsets
-        self._producer = producer(self._kafka, self._id, **extra)
+        self._producers = [producer(self._kafka, name, **extra) for name in self._ids]
         if self._exactly_once:
-            self._retry(lambda: self._made.init_transactions(_CALL_S), "init_transactions")
+            for made in self._producers:
+                self._retry(partial(made.init_transactions, _CALL_S), "init_transactions")
 
     def stop(self, deadline: Deadline) -> None:
-        if self._producer is not None and not self._exactly_once:
-            self._producer.flush(deadline.left(5.0))
-        self._producer = None
+        if not self._exactly_once:
+            for made in self._producers:
+                made.flush(deadline.left(5.0))
+        self._producers = []
 
     @property
     def _made(self) -> Producer:
-        assert self._producer is not None
-        return self._producer
+        return self._producers[self._turn]
 
     def commit(self, work: Work, owned: Callable[[int], bool]) -> None:
         """Returns once committed and applied. Raises `Dropped` when none of its partitions is ours any more."""
@@ -183,7 +198,8 @@ class Committer:
         if reports.failed:
             raise KafkaException(reports.failed[0])
         self._commit_offsets(work, mine, owned, refresh)
-        self._committed_s = time.monotonic()
+        self._committed_s = self._ended_s[self._turn] = time.monotonic()
+        self._turn = (self._turn + 1) % len(self._producers)
         self._took_s += 0.2 * (self._committed_s - began_s - self._took_s)
         stored = [o for _, o in outputs if o.topic == changelog]
         return stored, reports.places(stored)
@@ -212,9 +228,8 @@ class Committer:
         return max(0.0, self._committed_s + rest_s - time.monotonic())
 
     def _let_markers_land(self) -> None:
-        """A transaction that begins before the last one's markers are written is refused once and tried again by the
-        client 20 ms later; waiting a few milliseconds first makes back-to-back steps three times as quick."""
-        early = self._committed_s + self._markers_s - time.monotonic()
+        """Those of this identity's last transaction: only where the one between was very short."""
+        early = self._ended_s[self._turn] + self._markers_s - time.monotonic()
         if early > 0:
             time.sleep(early)
 
@@ -279,7 +294,7 @@ class Committer:
 
     def _identity_lost(self, error: KafkaError) -> IdentityLost:
         return IdentityLost(
-            f"{self._step.role}: another process took the identity {self._id!r}, this one was stopped for longer than "
+            f"{self._step.role}: another process took the identity {self._ids[self._turn]!r}, this one was stopped for longer than "
             f"its transaction lives, or the broker lost the answer to a commit: {error.str()}. Who takes the identity "
             "next goes on from what is committed"
         )
