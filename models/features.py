@@ -77,24 +77,39 @@ class Encoder:
         )
 
     def to_precompute(
-        self, batch: PairBatch, b: int, keep: npt.NDArray[np.integer[Any]], scores: F32, profile: F32, event_id: str
-    ) -> PrecomputeRequest:
-        """Request `b` with the pairs `keep` (indices into the batch, most valuable first). scores [N], profile [p]."""
-        h = slice(int(batch.history_splits[b]), int(batch.history_splits[b + 1]))
-        return PrecomputeRequest(
-            user=int(batch.users[b]),
-            ts_ms=int(batch.ts_ms[b]),
-            spec=self.spec_hash,
-            items=batch.items[keep],
-            scores=scores[keep],
-            item_features=batch.item_features[:, keep],
-            history=batch.history[h],
-            history_ts=batch.history_ts[h],
-            history_kind=batch.history_kind[h],
-            request_features=batch.request_features[b],
-            profile=profile,
-            event_id=event_id,
-        )
+        self,
+        batch: PairBatch,
+        keep: Sequence[npt.NDArray[np.integer[Any]]],
+        scores: F32,
+        profile: F32,
+        event_ids: Sequence[str],
+    ) -> list[PrecomputeRequest]:
+        """Every request of the batch with the pairs `keep` of each (indices into the batch, most valuable first).
+        scores [N], profile [B, p]."""
+        every = _joined(list(keep), np.int64)
+        items, values, columns = batch.items[every], scores[every], batch.item_features[:, every]
+        ends = _splits([len(k) for k in keep]).tolist()
+        users, times, past = batch.users.tolist(), batch.ts_ms.tolist(), batch.history_splits.tolist()
+        out = []
+        for b, event_id in enumerate(event_ids):
+            lo, hi, since, until = ends[b], ends[b + 1], past[b], past[b + 1]
+            out.append(
+                PrecomputeRequest(
+                    user=users[b],
+                    ts_ms=times[b],
+                    spec=self.spec_hash,
+                    items=items[lo:hi],
+                    scores=values[lo:hi],
+                    item_features=columns[:, lo:hi],
+                    history=batch.history[since:until],
+                    history_ts=batch.history_ts[since:until],
+                    history_kind=batch.history_kind[since:until],
+                    request_features=batch.request_features[b],
+                    profile=profile[b],
+                    event_id=event_id,
+                )
+            )
+        return out
 
     def _encode(
         self,

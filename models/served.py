@@ -62,12 +62,8 @@ class ServedStore:
         for start in range(0, candidates.requests, REQUESTS):
             part = requests(candidates, start, min(start + REQUESTS, candidates.requests))
             scores = self.runtime.score(part)
-            todo = [
-                self._encoder.to_precompute(
-                    part, b, np.arange(part.splits[b], part.splits[b + 1]), scores.logit, scores.profile[b], ""
-                )
-                for b in range(part.requests)
-            ]
+            everything = np.split(np.arange(part.pairs), part.splits[1:-1])
+            todo = self._encoder.to_precompute(part, everything, scores.logit, scores.profile, [""] * part.requests)
             chunks = self._embedder.states(todo)
             chunks += self._embedder.pairs(todo, [PARTITION] * len(todo), {PARTITION: self.store})[0]
             records = []

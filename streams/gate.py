@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -82,17 +83,23 @@ class Gate:
 
     def decide(self, user: int, ts_ms: int, logits: F32, backlog_pairs: int = 0) -> I64:
         """logits [n] of one event -> indices of the accepted pairs, most valuable first (ties in input order)."""
+        splits = np.array([0, len(logits)], np.int64)
+        order = by_value(logits, splits)
+        ranked = logits[order]
+        usable = above_threshold(ranked, splits, self.settings)[0]
+        return order[: self.take(user, ts_ms, ranked, usable, backlog_pairs)]
+
+    def take(self, user: int, ts_ms: int, ranked: F32, usable: int, backlog_pairs: int = 0) -> int:
+        """`decide` for an event whose logits [n] are sorted already (`by_value`), the first `usable` of them not below
+        the threshold: how many of them, from the first, are accepted."""
         s = self.settings
-        n = len(logits)
+        n = len(ranked)
         self.seen += n
         target = self._advance(ts_ms, n, backlog_pairs)
         if n == 0:
-            return np.zeros(0, np.int64)
-        order = np.argsort(-logits, kind="stable")
-        ranked = logits[order]
-        usable = int(np.count_nonzero(ranked >= _logit(s.threshold)))  # NaN sorts last and compares false
-        self._refuse("below_threshold", n - usable)
+            return 0
         keep = usable
+        self._refuse("below_threshold", n - usable)
         if s.top_k:
             keep = min(keep, s.top_k)
             self._refuse("top_k", usable - keep)
@@ -113,7 +120,7 @@ class Gate:
         if s.per_user_cap and keep:
             self._count(user, ts_ms, keep)
         self.accepted += keep
-        return order[:keep]
+        return keep
 
     def dump(self) -> str:
         """Under 100 characters of JSON, for the offset commit's metadata."""
@@ -180,6 +187,31 @@ class Gate:
 
     def _refuse(self, reason: str, n: int) -> None:
         self.refused[reason] += n
+
+
+def by_value(logits: F32, splits: I64) -> I64:
+    """logits [N] of the events that `splits` [B + 1] tells apart -> [N] places of each event's pairs, most valuable
+    first: ties in input order, NaN last.
+
+    Value and place share one integer, since NumPy sorts those with vector instructions and a float with its place not.
+    """
+    bits = (logits + np.float32(0.0)).view(np.uint32)  # -0.0 becomes 0.0
+    # Floats are ordered as their bits are, negative ones the other way round. Inverted: the largest first.
+    falling = np.where(bits >> np.uint32(31), bits, ~bits & np.uint32(0x7FFF_FFFF))
+    falling[np.isnan(logits)] = np.uint32(0xFFFF_FFFF)
+    keys = (falling.astype(np.uint64) << np.uint64(32)) | np.arange(len(logits), dtype=np.uint64)
+    for lo, hi in pairwise(splits.tolist()):
+        keys[lo:hi].sort()
+    order: I64 = (keys & np.uint64(0xFFFF_FFFF)).view(np.int64)
+    return order
+
+
+def above_threshold(ranked: F32, splits: I64, settings: GateSettings) -> list[int]:
+    """How many logits of each event are not below the threshold. NaN is."""
+    counts = np.zeros(len(ranked) + 1, np.int64)
+    np.cumsum(ranked >= _logit(settings.threshold), out=counts[1:])
+    found: list[int] = np.diff(counts[splits]).tolist()
+    return found
 
 
 def _logit(p: float) -> float:

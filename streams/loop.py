@@ -44,6 +44,11 @@ MAX_STEP_BYTES = 32 << 20
 """bounds beside those in records: a record may have 8 MiB"""
 MAX_FOLLOWED_AT_ONCE = 16
 """hand-overs of the follower taken before work goes on"""
+GATHER_S = 0.004
+"""how long less than a batch that the worker cannot take yet is gathered, to be handed over together: waking two
+threads for each record costs the core more than it brings"""
+HAND_OVER_S = 0.002
+"""how long the worker, when it can take them, waits for records that are being gathered"""
 ROOM_S = 0.5
 """how long a full queue is waited for before its partitions are paused: after pause and resume the client may take a
 second to fetch again"""
@@ -115,6 +120,10 @@ class Loop:
         self._stale: set[int] = set()
         """held under a name that the group has forgotten; `_stale_since_s` says since when"""
         self._stale_since_s = 0.0
+        self._idle = threading.Event()
+        """set while the worker has nothing to do but to wait for records"""
+        self._gathering = False
+        """the poller has records and waits for more, since the worker could not take them yet"""
         self._room = threading.Event()
         """set when the worker has taken from the queue"""
         self._held_back = False
@@ -213,10 +222,14 @@ class Loop:
         if first is None:
             return
         loop = self.settings.loop
+        if 0 < self._waiting < loop.batch_records and not self._idle.is_set():
+            self._gathering = True
+            self._idle.wait(GATHER_S)
         messages = [first, *self._consumer.consume(loop.batch_records - 1, 0)] if loop.batch_records > 1 else [first]
         now_ms = int(self._clock() * 1000)
         records = [self._record(m, now_ms) for m in messages if self._usable(m)]
         if not records:
+            self._gathering = False
             return
         size = sum(len(r.value or b"") for r in records)
         for r in records:
@@ -225,6 +238,7 @@ class Loop:
             self._waiting += len(records)
             self._waiting_bytes += size
         self._mail.put(_Polled(records, dict(self._owned), size))
+        self._gathering = False
 
     def _serve_worker(self, synchronous: bool = False) -> None:
         if not self._metadata_fresh.is_set():
@@ -485,6 +499,8 @@ class Loop:
         """Takes what is in the mailbox, in the order: revokes, changelog, assignments, work. False: time to end."""
         self._begin_unrestored()
         self._commits.check()
+        if not self._commits.busy:
+            self._idle.set()
         try:
             mail = self._mail.get(timeout=0.5)
         except Empty:
@@ -514,13 +530,18 @@ class Loop:
             if polled and self._commits.busy:
                 wait = 0.5  # a few records gain nothing by being first in the queue for the next transaction
             elif polled:
+                self._idle.set()
                 wait = 0.0 if self.step.enough(records, size) else linger.left()
+                if self._gathering:
+                    wait = max(wait, HAND_OVER_S)
                 if self.step.pure:
                     wait = max(wait, self._committer.rest_s)
             try:
                 mail = self._mail.get(timeout=wait) if wait > 0 else self._mail.get_nowait()
             except Empty:
                 break
+        if polled:
+            self._idle.clear()
         self._run_step(polled)
         self.step.idle()
         return True

@@ -294,9 +294,9 @@ class Committer:
 
     def _identity_lost(self, error: KafkaError) -> IdentityLost:
         return IdentityLost(
-            f"{self._step.role}: another process took the identity {self._ids[self._turn]!r}, this one was stopped for longer than "
-            f"its transaction lives, or the broker lost the answer to a commit: {error.str()}. Who takes the identity "
-            "next goes on from what is committed"
+            f"{self._step.role}: another process took the identity {self._ids[self._turn]!r}, this one was stopped for "
+            f"longer than its transaction lives, or the broker lost the answer to a commit: {error.str()}. Who takes "
+            "the identity next goes on from what is committed"
         )
 
     def _retry(self, call: Callable[[], Any], what: str) -> None:

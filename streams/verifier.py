@@ -14,7 +14,7 @@ import numpy as np
 
 from models.api import Runtime
 from models.features import Encoder
-from streams.gate import REASONS, Gate, GateSettings
+from streams.gate import REASONS, Gate, GateSettings, above_threshold, by_value
 from topics.events import Candidates, HashedCandidates
 from topics.packed import PrecomputeRequest
 
@@ -48,13 +48,17 @@ class Verifier:
         scores = self.runtime.score(batch)
         # Rounded, so that the last bits of a matrix product, which depend on the batch, do not decide.
         logits = np.round(scores.logit, 4)
+        order = by_value(logits, batch.splits)
+        ranked = logits[order]
+        usable = above_threshold(ranked, batch.splits, self.settings)
         backlog = backlog_pairs or {}
-        requests = []
+        users, splits = batch.users.tolist(), batch.splits.tolist()
+        kept = []
         for b, event in enumerate(events):
-            lo, hi = batch.splits[b], batch.splits[b + 1]
-            gate = self.gate(partitions[b])
-            keep = gate.decide(int(batch.users[b]), event.ts, logits[lo:hi], backlog.get(partitions[b], 0))
-            requests.append(self.encoder.to_precompute(batch, b, lo + keep, logits, scores.profile[b], event.id))
+            p, lo = partitions[b], splits[b]
+            n = self.gate(p).take(users[b], event.ts, ranked[lo : splits[b + 1]], usable[b], backlog.get(p, 0))
+            kept.append(order[lo : lo + n])
+        requests = self.encoder.to_precompute(batch, kept, logits, scores.profile, [e.id for e in events])
         self.counters["events"] += len(events)
         return requests
 

@@ -37,8 +37,13 @@ def joined(parts: tuple[bytes, ...]) -> bytes:
     return record
 
 
+_DTYPES = {name: np.dtype(name) for name in ("<u8", "<i8", "<u4", "<f4", "<f2", "u1", "i1")}
+
+
 def column_bytes(a: npt.NDArray[Any], dtype: str) -> bytes:
-    return np.ascontiguousarray(a, dtype=dtype).tobytes()
+    """Row by row, whatever the layout in memory."""
+    wanted = _DTYPES[dtype]
+    return (a if a.dtype == wanted else a.astype(wanted)).tobytes()
 
 
 def check_head(data: Bytes | None, kind: int, size: int, flags_known: int) -> Bytes:

@@ -34,10 +34,12 @@ USERS, ITEMS = 16_384, 65_536
 C, R, COUNTERS, CODE = len(SPEC.item), len(SPEC.request), 8, 64
 SLOT_WIDTH = slot_width(SLOTS, EMBEDDING, HEADS + TOWERS)
 VM_WIDTHS = (192, 64, 32, 1)
+REQUEST_WIDTH, ITEM_WIDTH = 66, 48
+"""of the VM's 192 inputs: those of the request, and those learned for the item"""
 VM_PLUS_WIDTHS = (SLOT_WIDTH + 1 + COUNTERS + C, 64, 32, 1)
 POOLED = 4
 FM_INPUT = POOLED * CODE + R + CODE + C + COUNTERS
-VERSION = "2"
+VERSION = "3"
 
 
 def fm_widths(hidden: int) -> tuple[int, ...]:
@@ -92,15 +94,16 @@ def bundle(size: str = "light") -> Path:
 def _vm() -> Graph:
     g = Graph("vm", 1)
     row = g.input("row", ["pairs"], integer=True)
-    user = g.table(g.input("user_bucket", ["requests"], integer=True), USERS + 1, 62)
-    item = g.table(g.input("item_bucket", ["pairs"], integer=True), ITEMS + 1, 48)
+    user = g.table(g.input("user_bucket", ["requests"], integer=True), USERS + 1, REQUEST_WIDTH - R)
+    item = g.table(g.input("item_bucket", ["pairs"], integer=True), ITEMS + 1, ITEM_WIDTH)
     code = g.input("item_code", ["pairs", CODE])
     counters = g.input("counters", ["pairs", COUNTERS])
     features = g.clip(g.input("item_features", ["pairs", C]))
     request = g.concat(user, g.clip(g.input("request_features", ["requests", R])))
-    wide = g.concat(g.node("Gather", request, row, axis=0), item, code, counters, features)
-    g.output(g.flat(g.mlp(wide, VM_WIDTHS)), "logit", ["pairs"])
-    g.output(g.linear(request, 66, PROFILE), "profile", ["requests", PROFILE])
+    own = [(item, ITEM_WIDTH), (code, CODE), (g.concat(counters, features), COUNTERS + C)]
+    hidden = g.linear_of_parts(own, VM_WIDTHS[1], (request, REQUEST_WIDTH), row)
+    g.output(g.flat(g.mlp(g.node("Relu", hidden), VM_WIDTHS[1:])), "logit", ["pairs"])
+    g.output(g.linear(request, REQUEST_WIDTH, PROFILE), "profile", ["requests", PROFILE])
     return g
 
 
@@ -111,7 +114,9 @@ def _vm_plus() -> Graph:
     slots = g.clip(g.input("slots", ["pairs", SLOT_WIDTH]), 20.0)
     counters = g.input("counters", ["pairs", COUNTERS])
     features = g.clip(g.input("item_features", ["pairs", C]))
-    added = g.mlp(g.concat(slots, column, counters, features), VM_PLUS_WIDTHS)
+    rest = VM_PLUS_WIDTHS[0] - SLOT_WIDTH
+    hidden = g.linear_of_parts([(slots, SLOT_WIDTH), (g.concat(column, counters, features), rest)], VM_PLUS_WIDTHS[1])
+    added = g.mlp(g.node("Relu", hidden), VM_PLUS_WIDTHS[1:])
     g.output(g.flat(g.node("Add", column, added)), "logit", ["pairs"])
     return g
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -42,10 +43,11 @@ class Floors:
             pairs = self.encoder.candidates(events)
             scores = self.runtime.score(pairs)
             splits = pairs.splits.tolist()
-            for b, event in enumerate(events):
-                lo, hi = splits[b], splits[b + 1]
-                keep = lo + np.argsort(-scores.logit[lo:hi], kind="stable")[:ACCEPTED]
-                encode_precompute(self.encoder.to_precompute(pairs, b, keep, scores.logit, scores.profile[b], event.id))
+            keep = [lo + np.argsort(-scores.logit[lo:hi], kind="stable")[:ACCEPTED] for lo, hi in pairwise(splits)]
+            for request in self.encoder.to_precompute(
+                pairs, keep, scores.logit, scores.profile, [e.id for e in events]
+            ):
+                encode_precompute(request)
 
         return _cpu(work, records)
 

@@ -59,9 +59,28 @@ class Graph:
         return self.node("Clip", value, low, high)
 
     def linear(self, value: str, rows: int, columns: int) -> str:
-        weight = self.rng.normal(0, (1.5 / rows) ** 0.5, (rows, columns)).astype(np.float32)
-        bias = self.rng.normal(0, 0.1, columns).astype(np.float32)
+        weight, bias = self._layer(rows, columns)
         return self.node("Gemm", value, self.constant(weight), self.constant(bias))
+
+    def linear_of_parts(
+        self, parts: Sequence[tuple[str, int]], columns: int, once: tuple[str, int] | None = None, row: str = ""
+    ) -> str:
+        """A linear layer over several inputs, each with its width, one product added to the other: no copy of them side
+        by side. `once` is of the request: its share is computed once a request and looked up by `row`, as
+        `models.nets.Vm` does it."""
+        every = [*([once] if once else []), *parts]
+        weight, bias = self._layer(sum(width for _, width in every), columns)
+        total, at = self.constant(bias), 0
+        for value, width in every:
+            total = self.node("Gemm", value, self.constant(weight[at : at + width]), total)
+            if once and not at:
+                total = self.node("Gather", total, row, axis=0)
+            at += width
+        return total
+
+    def _layer(self, rows: int, columns: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        weight = self.rng.normal(0, (1.5 / rows) ** 0.5, (rows, columns)).astype(np.float32)
+        return weight, self.rng.normal(0, 0.1, columns).astype(np.float32)
 
     def mlp(self, value: str, widths: Sequence[int]) -> str:
         """Linear layers with ReLU between them."""

@@ -115,13 +115,10 @@ def test_verifier_and_embedder_see_the_same_columns() -> None:
         Candidates("c3", "w", 7, []),
     ]
     batch = encoder.candidates(events)
-    wire = []
-    for b in range(3):
-        keep = np.arange(batch.splits[b], batch.splits[b + 1])
-        request = encoder.to_precompute(
-            batch, b, keep, np.zeros(batch.pairs, np.float32), np.zeros(0, np.float32), events[b].id
-        )
-        wire.append(decode_precompute(encode_precompute(request)))
+    keep = np.split(np.arange(batch.pairs), batch.splits[1:-1])
+    scores, profiles = np.zeros(batch.pairs, np.float32), np.zeros((3, 0), np.float32)
+    requests = encoder.to_precompute(batch, keep, scores, profiles, [e.id for e in events])
+    wire = [decode_precompute(encode_precompute(r)) for r in requests]
     assert [r.event_id for r in wire] == ["c1", "c2", "c3"]
     same(encoder.from_precompute(wire), batch)
 
@@ -130,7 +127,7 @@ def test_columns_that_do_not_fit_the_spec_are_refused() -> None:
     encoder, _ = make()
     other, _ = make(FeatureSpec())
     batch = other.candidates([Candidates("c", "u", 1, ["a"])])
-    one = other.to_precompute(batch, 0, np.arange(1), np.zeros(1, np.float32), np.zeros(0, np.float32), "c")
+    (one,) = other.to_precompute(batch, [np.arange(1)], np.zeros(1, np.float32), np.zeros((1, 0), np.float32), ["c"])
     with pytest.raises(DecodeError, match="wrong_spec"):
         encoder.from_precompute([one])
 

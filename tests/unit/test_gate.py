@@ -6,8 +6,10 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from streams.gate import MIN_BUCKET_PAIRS, Gate, GateSettings
+from streams.gate import MIN_BUCKET_PAIRS, Gate, GateSettings, above_threshold, by_value
 
 
 def logits(*values: float) -> np.ndarray:
@@ -18,6 +20,21 @@ def test_accepts_everything_most_valuable_first_without_limits() -> None:
     gate = Gate(GateSettings())
     assert gate.decide(1, 1000, logits(0.1, 3.0, -2.0, 3.0)).tolist() == [1, 3, 0, 2]
     assert (gate.seen, gate.accepted) == (4, 4)
+
+
+scored = st.lists(st.lists(st.floats(width=32) | st.sampled_from([0.0, -0.0, 1.0, math.nan]), max_size=40), max_size=6)
+
+
+@given(scored)
+def test_order_of_many_events_is_that_of_each_alone(events: list[list[float]]) -> None:
+    splits = np.cumsum([0, *map(len, events)])
+    values = logits(*(v for event in events for v in event))
+    order = by_value(values, splits)
+    for k, event in enumerate(events):
+        lo, hi = splits[k], splits[k + 1]
+        assert (order[lo:hi] - lo).tolist() == np.argsort(-logits(*event), kind="stable").tolist()
+    usable = above_threshold(values[order], splits, GateSettings(threshold=0.5))
+    assert usable == [sum(v >= 0 for v in event) for event in events]
 
 
 def test_threshold_is_a_probability_and_nan_never_passes() -> None:
