@@ -98,9 +98,13 @@ class VerifierStep(BaseStep):
         self.core = Verifier(runtime, self.encoder, self._gates)
         self.backlog = backlog
         self._closed: Counter[str] = Counter()
+        self.linger_s = settings.verifier.batch_age_ms / 1000
 
     def swap(self, runtime: Runtime) -> None:
         self.core.runtime = runtime
+
+    def enough(self, records: int, value_bytes: int) -> bool:
+        return records >= self.settings.loop.batch_records
 
     def warm(self) -> None:
         super().warm()
@@ -150,9 +154,13 @@ class StateLane(BaseStep):
     def __init__(self, runtime: Runtime, settings: Settings) -> None:
         super().__init__(runtime, settings)
         self.core = Embedder(runtime, self.encoder, settings.embedder.refresh, settings.store.ttl_ms)
+        self.linger_s = settings.embedder.batch_age_ms / 1000
 
     def swap(self, runtime: Runtime) -> None:
         self.core.runtime = runtime
+
+    def enough(self, records: int, value_bytes: int) -> bool:
+        return records >= self.settings.loop.batch_records
 
     def run(self, records: Sequence[Record]) -> StepResult:
         spec = self.runtime.info.spec

@@ -53,12 +53,13 @@ class Verifier:
     budget_pairs_per_s: float = setting(0.0, "pairs accepted per second over the role; 0: no such budget", low=0)
     budget_share: float = setting(1.0, "share of the pairs seen that may be accepted", above=0, high=1)
     backlog_high_pairs: int = setting(200_000, "pairs waiting at the embedder from which on the budget shrinks", low=1)
+    batch_age_ms: int = setting(15, "how long an event may wait for others to be scored with", low=0, high=10_000)
 
 
 @dataclass(frozen=True, slots=True)
 class Embedder:
     batch_pairs: int = setting(1024, "pairs in one FM call at most", low=1, high=1 << 20)
-    batch_age_ms: int = setting(20, "how long a pair may wait for its batch to fill", low=0)
+    batch_age_ms: int = setting(20, "how long a request may wait for its batch to fill, in either lane", low=0)
     refresh: Literal["on_change", "ttl"] = setting(
         "on_change", "recompute a live pair when the user's state has moved, or only after its TTL"
     )

@@ -2,7 +2,7 @@
 
 All three roles run; candidates events arrive at a steady rate that keeps the embedder at a chosen load. Some of them
 are *probed*: impressions of the same user and `ADS` of the candidates (half of which the verifier passes on) follow
-every `EVERY_S` or tenth of the time passed, whichever is longer (probing must not become the load it measures), and
+every `EVERY_S` or fifth of the time passed, whichever is longer (probing must not become the load it measures), and
 the first answer with a state (or a direct embedding) of that very event ends the probe. Its figure
 is the time of ranking (the ranker's clock) less the time the event was due, so it is an upper bound, off by at most
 that time; a probe that is given up counts as `GIVE_UP_S`.
@@ -24,10 +24,10 @@ from topics.events import decode_ranked_ads
 from topics.kafka import KafkaSettings
 
 EVERY_S = 0.02
-SHARE = 0.1
+SHARE = 0.2
 ADS = 20
 GIVE_UP_S = 10.0
-PROBES_PER_S = 4.0
+PROBES_PER_S = 2.5
 WARM_UP_S = 3.0
 
 
