@@ -84,10 +84,10 @@ class OnnxRuntime:
             return {}
         return {"rolling": rolling_features(counts, batch.splits, batch.ts_ms)}
 
-    def _score(self, batch: PairBatch, counted: dict[str, Array]) -> VmScores:
+    def _score(self, batch: PairBatch, counted: dict[str, Array], made: _Made | None = None) -> VmScores:
         logits, profiles = [], []
         wanted = ("logit", "profile") if self._dims.profile else ("logit",)
-        for part, outputs in self._over("vm", batch, wanted, counted):
+        for part, outputs in self._over("vm", batch, wanted, counted, made):
             logits.append(outputs[0])
             if self._dims.profile and part.first:
                 profiles.append(outputs[1])
@@ -151,7 +151,8 @@ class OnnxRuntime:
 
     def score_both(self, batch: PairBatch, slots: Slots | FilledSlots, counts: Counts | None = None) -> tuple[F32, F32]:
         counted = self._counted(batch, counts)
-        base = self._score(batch, counted).logit
+        made: _Made = {}
+        base = self._score(batch, counted, made).logit
         if "vm_plus" not in self._graphs or not batch.pairs:
             return base, base
         if isinstance(slots, FilledSlots):
@@ -164,7 +165,7 @@ class OnnxRuntime:
             assert isinstance(slots, Slots)
             columns = slot_columns(slots, self.info.slots)
         extra = {"slots": columns, "base_logit": base, **counted}
-        parts = [outputs[0] for _, outputs in self._over("vm_plus", batch, ("logit",), extra)]
+        parts = [outputs[0] for _, outputs in self._over("vm_plus", batch, ("logit",), extra, made)]
         plus = _cat(parts, (0,))
         # Gating: a pair of which nothing is known has the base logit to the bit, and so has one whose logit is not
         # a number.
@@ -197,23 +198,34 @@ class OnnxRuntime:
         self._sessions.clear()
 
     def _over(
-        self, name: str, batch: PairBatch, outputs: Sequence[str], extra: dict[str, Array] | None = None
+        self,
+        name: str,
+        batch: PairBatch,
+        outputs: Sequence[str],
+        extra: dict[str, Array] | None = None,
+        made: _Made | None = None,
     ) -> Iterator[tuple[_Part, list[Array]]]:
-        """Runs a pair graph chunk by chunk, in order. Out of memory: halves the chunk and tries again."""
+        """Runs a pair graph chunk by chunk, in order. Out of memory: halves the chunk and tries again. `made` keeps the
+        inputs of the chunks for another graph over the same batch."""
         todo = list(_parts(batch.splits, self._max_pairs, self._max_requests))[::-1]
         while todo:
             part = todo.pop()
-            piece = _cut(batch, part)
-            inputs = BatchInputs(piece, self.info.spec, self._topic_column)
+            place = (part.start, part.stop, part.pair_start, part.pair_stop)
+            inputs = made.get(place) if made is not None else None
+            if inputs is None:
+                inputs = BatchInputs(_cut(batch, part), self.info.spec, self._topic_column)
+                if made is not None:
+                    made[place] = inputs
+            pairs = part.pair_stop - part.pair_start
             for source, values in (extra or {}).items():
                 inputs.put(source, values[part.pair_start : part.pair_stop])
             try:
-                result = self._run(name, inputs, outputs, piece.requests, piece.pairs)
+                result = self._run(name, inputs, outputs, part.stop - part.start, pairs)
             except MemoryError:
                 halves = part.halves(batch.splits)
                 if not halves:
                     raise
-                log.warning("%s: out of memory at %d pairs, trying %s halves", name, piece.pairs, len(halves))
+                log.warning("%s: out of memory at %d pairs, trying %s halves", name, pairs, len(halves))
                 todo += halves[::-1]
                 continue
             yield part, result
@@ -260,6 +272,10 @@ class OnnxRuntime:
             return values
         self.non_finite += int((~finite).sum())
         return np.where(finite, values, np.float32(0))
+
+
+_Made = dict[tuple[int, int, int, int], BatchInputs]
+"""inputs by (start, stop, pair_start, pair_stop) of their part"""
 
 
 class _Part:
