@@ -46,8 +46,9 @@ def test_a_client_call_that_does_not_come_back_ends_the_process_and_nothing_is_l
     admin.create(kafka)
     with Roles(kafka, tmp_path / "roles", BUNDLE, FORGETFUL) as roles:
         roles.start("verifier")
-        offer(kafka, 0, 20)
-        roles.wait_records("precompute", 20)
+        for first in (0, 10):  # a transaction of each identity, so that both remember the coordinator
+            offer(kafka, first, 10)
+            roles.wait_records("precompute", first + 10)
         broker.restart(300)
         offer(kafka, 20, 20)
         process = roles.processes.pop("verifier")
