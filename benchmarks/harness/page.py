@@ -111,11 +111,11 @@ FOOT = """
   (1e-4; ads may change places only where pCTR x bid is that close).
 - `embedder.share_of_model`: pairs per CPU second of the whole embedder process (both lanes, Kafka, store) over those
   of the bare FM session at the same batch size. `_wall` is the same in wall-clock time.
-- `latency_ms`: impression due -> ranked ad readable with `read_committed`, open loop, at half of the throughput of
-  the same run.
-- `freshness_ms`: user event due -> state, or pair, in the ranker's answer, at 70 % of the embedder's throughput of
-  this run; `state_in_burst` with two seconds' worth of extra events thrown in at once. All three roles and the broker
-  share the cores.
+- `latency_ms`: impression due -> ranked ad readable with `read_committed`, open loop, at half of
+  `most_per_s`: the highest rate, to a fifth, that ranker, broker, client and reader on these cores keep up with.
+- `freshness_ms`: user event due -> state, or pair, in the ranker's answer, while the embedder is busy
+  for 70 % of the time (`embedder_cpu`); `state_in_burst` with two seconds' worth of extra events thrown in at once.
+  All three roles and the broker share the cores.
 - `growth`: ranker CPU per impression, more live pairs or more partitions over 1e5 pairs in one partition.
 - `start`: process start -> ready on empty topics; for the restore, health page up -> ready, which has joining the
   group and the catalogue in it.
