@@ -207,6 +207,7 @@ def _calm_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+    gc.enable()
 
 
 def _run_loop(loop: Any, failures: list[BaseException], ended: threading.Event) -> None:

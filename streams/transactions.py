@@ -16,6 +16,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol
 
@@ -107,8 +108,10 @@ class Committer:
         extra["delivery_report_only_error"] = self._step.pure  # the others want to know their records' offsets
         self._producers = [producer(self._kafka, name, **extra) for name in self._ids]
         if self._exactly_once:
-            for made in self._producers:
-                self._retry(partial(made.init_transactions, _CALL_S), "init_transactions")
+            calls = [partial(made.init_transactions, _CALL_S) for made in self._producers]
+            with ThreadPoolExecutor(len(calls), "init-transactions") as together:
+                for done in [together.submit(self._retry, call, "init_transactions") for call in calls]:
+                    done.result()
 
     def stop(self, deadline: Deadline) -> None:
         if not self._exactly_once:
