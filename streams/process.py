@@ -90,6 +90,7 @@ def _serve(role: str, settings: Settings, instance: str, stopping: threading.Eve
     loops = [Loop(step, settings, instance) for step in steps]
     device = steps[0].runtime.device if watch is not None else "cpu"
     failures: list[BaseException] = []
+    started_ms = int(time.time() * 1000)
     ended = threading.Event()
     threads = [threading.Thread(target=_run_loop, args=(loop, failures, ended), name=loop.step.role) for loop in loops]
 
@@ -105,6 +106,7 @@ def _serve(role: str, settings: Settings, instance: str, stopping: threading.Eve
             "role": role,
             "instance": instance,
             "pid": os.getpid(),
+            "started_ms": started_ms,  # counters begin at zero with every start, also in the same process
             "live": all(now - loop.heartbeat < _LIVE_S for loop in loops),
             "ready": all(loop.ready for loop in loops),
             "device": device,

@@ -79,7 +79,8 @@ class View:
         """Every process heard of in the time that is kept."""
         return [
             {
-                "role": s.role, "instance": s.instance, "pid": s.pid, "live": s.live, "ready": s.ready,
+                "role": s.role, "instance": s.instance, "pid": s.pid, "started_ms": s.started_ms,
+                "live": s.live, "ready": s.ready,
                 "gone": now_ms - s.ts > STALE_MS, "heard_ms_ago": max(0, now_ms - s.ts), "device": s.device,
                 "vm": s.vm, "fm": s.fm, "partitions": s.partitions, "counters": s.counters,
             }

@@ -1,8 +1,9 @@
 """What the processes of the roles say about themselves on `stats`, by process and ten-second window. Pure.
 
 Counters are running totals of one process, so a window's row is set to its first and last record, never added to:
-reading records again changes nothing. What was done in a span is the difference of two totals, process by process; a
-restarted process has another pid and begins at zero.
+reading records again changes nothing. What was done in a span is the difference of two totals, start by start: counters
+begin at zero with each, and a pid does not tell them apart (in a container it is always the same, and a process may
+start its loops again in place).
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class Said(msgspec.Struct):
     role: str
     instance: str
     pid: int
+    started_ms: int = 0
+    """when these counters began; 0 from processes that do not say so"""
     live: bool = False
     ready: bool = False
     device: str = ""
@@ -38,7 +41,8 @@ class Said(msgspec.Struct):
 
     @property
     def process(self) -> str:
-        return f"{self.role}/{self.instance}/{self.pid}"
+        started = f"/{self.started_ms}" if self.started_ms else ""
+        return f"{self.role}/{self.instance}/{self.pid}{started}"
 
 
 class Row(msgspec.Struct):
@@ -88,8 +92,14 @@ class Processes:
         return gone
 
     def latest(self) -> list[Said]:
-        """The last record of every process that is kept, by role, instance and pid."""
-        return [windows[max(windows)].last for _, windows in sorted(self._said.items())]
+        """The last record of every process that is kept, by role, instance and pid: of its newest start alone."""
+        newest: dict[tuple[str, str, int], Said] = {}
+        for _, windows in sorted(self._said.items()):
+            said = windows[max(windows)].last
+            who = said.role, said.instance, said.pid
+            if who not in newest or (said.ts, said.started_ms) > (newest[who].ts, newest[who].started_ms):
+                newest[who] = said
+        return list(newest.values())
 
     def done(self, role: str, from_ms: int, to_ms: int) -> Counter[str]:
         """Sum over the role's processes of what their counters grew by in the windows that begin in [from_ms, to_ms).

@@ -50,12 +50,13 @@ def pairs_embedded(changelog: list[Record]) -> int:
 
 
 def pairs_computed(kafka: KafkaSettings) -> int:
-    """FM calls as the embedders themselves counted them, each process's last word (up to a second before its end)."""
-    last: dict[int, int] = {}
+    """FM calls as the embedders themselves counted them, each start's last word (up to a second before its end)."""
+    last: dict[tuple[int, int], int] = {}
     for r in read_all(kafka, "stats"):
         said = msgspec.json.decode(r.value or b"{}")
         if said.get("role") == "embedder":
-            last[said["pid"]] = max(last.get(said["pid"], 0), said["counters"].get("embedder_pairs_embedded", 0))
+            start = said["pid"], said["started_ms"]
+            last[start] = max(last.get(start, 0), said["counters"].get("embedder_pairs_embedded", 0))
     return sum(last.values())
 
 

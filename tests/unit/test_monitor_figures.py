@@ -53,6 +53,32 @@ def test_work_is_the_difference_of_totals_process_by_process() -> None:
     assert view(p).figures(30_000, T + 61_000)["pairs"]["seen"] == 360
 
 
+def test_a_start_under_the_same_pid_begins_at_zero_too() -> None:
+    def said(started_ms: int | None, at: int, seen: int) -> tuple[int, bytes]:
+        _, value = stats("verifier", 1, at, pairs_seen=seen)
+        record = msgspec.json.decode(value)
+        return at, msgspec.json.encode(record if started_ms is None else {**record, "started_ms": started_ms})
+
+    p = Processes(3_600_000)
+    p.stats(*said(None, T, 1_000))  # of a release that did not say when it started
+    p.stats(*said(None, T + 20_000, 1_500))
+    p.stats(*said(T + 22_000, T + 23_000, 0))
+    p.stats(*said(T + 22_000, T + 33_000, 70))
+    p.stats(*said(T + 35_000, T + 36_000, 0))
+    p.stats(*said(T + 35_000, T + 37_000, 5))
+    assert p.done("verifier", 0, 2 * T) == {"pairs_seen": 575}
+    rows = msgspec.json.decode(msgspec.json.encode(p.changed()))
+    for said_twice in (row for _, _, row in rows if not row["last"]["started_ms"]):
+        del said_twice["first"]["started_ms"], said_twice["last"]["started_ms"]  # as they were stored before
+    loaded = Processes(3_600_000)
+    for _, _, row in rows:
+        loaded.load(row)
+    assert loaded.done("verifier", 0, 2 * T) == {"pairs_seen": 575}
+    assert [r["counters"] for r in view(p).roles(T + 40_000)] == [{"pairs_seen": 5}], "one process, its newest start"
+    lines = [x.rsplit(" ", 1)[0] for x in prometheus(view(p), T + 40_000).splitlines() if not x.startswith("#")]
+    assert len(lines) == len(set(lines)), "a sample given twice makes Prometheus refuse the whole scrape"
+
+
 def test_records_read_again_or_out_of_order_change_nothing() -> None:
     records = [stats("ranker", 1, T + i * 3000, impressions=i) for i in range(12)]
     once, again = Processes(3_600_000), Processes(3_600_000)
