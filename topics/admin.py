@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 15.0
 SETTLE_S = 5.0
-ROLES = ("verifier", "embedder", "ranker", "monitor", "counter", "counter-clicks")
+ROLES = ("verifier", "embedder", "embedder-state", "ranker", "monitor", "counter", "counter-clicks")
 """consumer groups"""
 OPTIONAL = ("counter", "counter-clicks")
 """groups that many installations never have: without a commit they have no lag"""

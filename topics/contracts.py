@@ -34,7 +34,7 @@ class Contract:
 
 CONTRACTS: tuple[Contract, ...] = (
     Contract("candidates", "user id", "json candidates", 12 * HOUR_MS, "retrieval", "verifier"),
-    Contract("precompute", "user id", "packed precompute", 12 * HOUR_MS, "verifier", "embedder"),
+    Contract("precompute", "user id", "packed precompute", 12 * HOUR_MS, "verifier", "embedder, embedder-state"),
     Contract("embeddings", "user id", "packed embedding chunk", 30 * HOUR_MS, "embedder", "stores"),
     Contract("impressions", "user id", "json impression", 12 * HOUR_MS, "ad server", "ranker, counter"),
     Contract("ranked-ads", "user id", "json ranked_ads", 3 * DAY_MS, "ranker", "ad server, monitor"),

@@ -134,6 +134,8 @@ def test_describe_shows_offsets_and_lag_by_role(kafka: KafkaSettings) -> None:
     (state,) = admin.describe(kafka, ["impressions"])
     assert state.partitions[0].lag == {"ranker": 6, "counter": 1}, "shown once there is one"
     assert [(p.low, p.high) for p in state.partitions[:2]] == [(0, 10), (0, 10)]
+    (state,) = admin.describe(kafka, ["precompute"])
+    assert state.partitions[0].lag == {"embedder": 0, "embedder-state": 0}, "one for each lane"
 
 
 def test_describe_of_a_missing_topic_says_so(kafka: KafkaSettings) -> None:
