@@ -65,7 +65,7 @@ def main() -> int:
         parser.error(f"unknown cases {sorted(unknown)}; there are {', '.join(CASES)}")
     folder = Path(tempfile.mkdtemp(prefix="solaris-bench-"))
     began = time.monotonic()
-    machine = page.machine()
+    machine = {"at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), **page.machine()}
 
     def say(text: str) -> None:
         print(f"[{time.monotonic() - began:5.0f} s] {text}", file=sys.stderr, flush=True)

@@ -1,15 +1,18 @@
 """What a large service would need, from measured figures; and the queues behind it, by simulation.
 
-    python benchmarks/scale_sim.py [--bench reports/bench.json]
+    python benchmarks/scale_sim.py [--bench reports/bench.json] [--page docs/scale.md]
 
-Prints the tables of docs/scale.md. Without `--bench` the figures of `Measured` below are used. Times are seconds, rates
-per second of wall time at the daily mean unless "peak" is said.
+Prints the tables of docs/scale.md, or writes them into the page. Without `--bench` the figures of `Measured` below are
+used. Times are seconds, rates per second of wall time at the daily mean unless "peak" is said.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,14 +23,16 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Of the run in docs/benchmarks.md, on two cores that broker and load shared: upper bounds of the CPU needed."""
+    """Of one run of benchmarks/bench.py on two cores that broker and load shared: upper bounds of the CPU needed."""
 
-    verifier_us: float = 240.0
+    verifier_us: float = 177.0
     """per event of 100 candidates"""
-    ranker_us: float = 330.0
+    ranker_us: float = 138.0
     """per impression of 50 ads"""
-    embedder_host_us: float = 38.0
+    embedder_host_us: float = 33.0
     """per pair, beside the FM itself"""
+    at: str = "2026-11-30"
+    """when it was run"""
     candidates: int = 100
     ads: int = 50
     pair_bytes: int = 46
@@ -75,6 +80,7 @@ def plan(s: Service, m: Measured) -> dict[str, float]:
     covered = rate * s.candidates * s.direct_share * 3600
     live = pairs * s.window_s
     state = live * m.pair_bytes + rate * s.window_s * m.state_bytes
+    partitions = float(np.ceil(max(ranker * grown, state / 8e9)))
     return {
         "requests_per_s": rate,
         "pairs_ranked_per_s": rate * s.candidates,
@@ -83,7 +89,9 @@ def plan(s: Service, m: Measured) -> dict[str, float]:
         "ranker_cores": ranker * grown,
         "embedder_cores": host * grown,
         "gpus": gpus * grown,
-        "partitions": float(np.ceil(max(ranker * grown, state / 8e9))),
+        "partitions": partitions,
+        "partitions_a_verifier_core": partitions / (verifier * grown),
+        "partitions_a_ranker_core": partitions / (ranker * grown),
         "state_tb": state / 1e12,
         "candidates_gb_s": rate * s.candidates * 8 / 1e9,
         "precompute_gb_s": rate * (s.accepted * 36 + 700) / 1e9,
@@ -151,17 +159,29 @@ def measured(path: Path) -> Measured:
     r = found.get("ranker", {}).get("exactly_once", {}).get("cpu_us", m.ranker_us)
     e = found.get("embedder", {})
     host = max(1.0, e["cpu_us"] - e["session_cpu_us"]) if "cpu_us" in e else m.embedder_host_us
-    return replace(m, verifier_us=v, ranker_us=r, embedder_host_us=host)
+    at = found.get("machine", {}).get("at") or time.strftime("%Y-%m-%d", time.gmtime(path.stat().st_mtime))
+    return replace(m, verifier_us=v, ranker_us=r, embedder_host_us=host, at=at)
 
 
-def tables(m: Measured) -> str:
+def inputs(m: Measured) -> str:
+    return (
+        f"Run of {m.at}: verifier {m.verifier_us:.0f} us of CPU an event of {m.candidates} candidates, ranker "
+        f"{m.ranker_us:.0f} us an impression of {m.ads} ads,\n"
+        f"embedder {m.embedder_host_us:.0f} us a pair beside its model; {m.pair_bytes} bytes a pair, "
+        f"{m.state_bytes:,} a state."
+    )
+
+
+def tables(m: Measured) -> tuple[str, str]:
+    """What it takes; and the queues."""
     small, large = Service(), Service(fm_flops=500e6)
     a, b = plan(small, m), plan(large, m)
     lines = ["| | FM of 20 MFLOP a pair | FM of 500 MFLOP |", "|---|---|---|"]
     lines += [f"| {key.replace('_', ' ')} | {_text(a[key])} | {_text(b[key])} |" for key in a]
+    needs = "\n".join(lines)
     ranker = Queue(fixed_s=0.006, each_s=m.ranker_us * 1e-6 * 10, batch_max=500)
     gpu = Queue(fixed_s=0.003, each_s=50 * 20e6 / m.gpu_flops, batch_max=320, linger_s=0.02)
-    lines += ["", "| queue | load | p50 ms | p99 ms |", "|---|---|---|---|"]
+    lines = ["| queue | load | p50 ms | p99 ms |", "|---|---|---|---|"]
     queues = {"ranker, 500 ads, a transaction of 6 ms a batch": ranker, "embedder, GPU, requests of 50 pairs": gpu}
     for name, queue in queues.items():
         for load in (0.3, 0.5, 0.7, 0.9):
@@ -174,7 +194,17 @@ def tables(m: Measured) -> str:
         times = simulate_pool(ranker, 16, skew, 0.6 * 16 * ranker.capacity, 60_000) * 1000
         p50, p99 = np.percentile(times, [50, 99])
         lines.append(f"| 16 rankers at 60 %, traffic by rank^-{skew:g} | | {p50:.1f} | {p99:.1f} |")
-    return "\n".join(lines)
+    return needs, "\n".join(lines)
+
+
+def fill(page: str, parts: Mapping[str, str]) -> str:
+    """The page with each part between its marks, `<!-- NAME: written by ... -->` and `<!-- end of NAME -->`."""
+    for name, text in parts.items():
+        pattern = re.compile(rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+        page, n = pattern.subn(lambda found, text=text: f"{found[1]}{text}\n{found[2]}", page)  # type: ignore[misc]
+        if n != 1:
+            raise SystemExit(f"the page has the marks of {name!r} {n} times, not once")
+    return page
 
 
 def _text(value: float) -> str:
@@ -184,8 +214,15 @@ def _text(value: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bench", type=Path, help="figures of a run, in place of those in this file")
+    parser.add_argument("--page", type=Path, help="write the tables into this page instead of printing them")
     given = parser.parse_args()
-    print(tables(measured(given.bench) if given.bench else Measured()))
+    m = measured(given.bench) if given.bench else Measured()
+    needs, queues = tables(m)
+    if given.page:
+        parts = {"inputs": inputs(m), "needs": needs, "queues": queues}
+        given.page.write_text(fill(given.page.read_text(encoding="utf-8"), parts), encoding="utf-8")
+    else:
+        print(inputs(m), needs, queues, sep="\n\n")
 
 
 if __name__ == "__main__":

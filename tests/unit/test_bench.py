@@ -113,3 +113,18 @@ def test_work_grows_with_the_requests() -> None:
     for key in ("verifier_cores", "ranker_cores", "gpus", "ranked_ads_gb_s"):
         assert two[key] == pytest.approx(2 * one[key])
     assert two["cost_per_million_covered_pairs"] == pytest.approx(one["cost_per_million_covered_pairs"])
+
+
+def test_the_scale_page_takes_the_tables_of_a_run(tmp_path: Path) -> None:
+    run = tmp_path / "bench.json"
+    run.write_bytes(msgspec.json.encode({"verifier": {"exactly_once": {"cpu_us": 321.0}}, "machine": {"at": "2031"}}))
+    m = scale_sim.measured(run)
+    assert (m.verifier_us, m.ranker_us, m.at) == (321.0, scale_sim.Measured().ranker_us, "2031")
+    assert "Run of 2031: verifier 321 us" in scale_sim.inputs(m)
+    page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
+    parts = {"inputs": "one", "needs": "two", "queues": "three"}
+    filled = scale_sim.fill(page, parts)
+    assert filled != page
+    assert all(f"-->\n{text}\n<!-- end of {name} -->" in filled for name, text in parts.items())
+    with pytest.raises(SystemExit, match="marks of 'none' 0 times"):
+        scale_sim.fill(page, {"none": ""})
