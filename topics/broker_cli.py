@@ -58,19 +58,20 @@ def up(
     settings = load(config, sets or [])
     own = settings.origin("kafka.bootstrap") != "default"
     in_docker = not own and not java and compose.available()
-    arguments = _arguments(settings, folder, config, sets or [])
+    counter = not broker_only and wants_counter(settings.model.bundle)
     if in_docker:
-        docker = compose.ComposeStack(port or DEFAULT_PORT)
+        docker = compose.ComposeStack(folder, port or DEFAULT_PORT)
+        docker.configure(settings)
         kafka = replace(settings.kafka, bootstrap=docker.bootstrap)
         _say("starting Kafka with Docker Compose")
         docker.start_kafka(timeout_s)
         _topics(kafka, timeout_s)
         if not broker_only:
             _say("building and starting the processors")
-            docker.start_processors(timeout_s + 600, monitor, wants_counter(settings.model.bundle))
+            docker.start_processors(timeout_s + 600, monitor, counter)
         _summary(kafka, docker.parts(), own)
         if monitor and not broker_only:
-            print("  http://127.0.0.1:6066/ is the monitor's page")
+            print(f"  http://127.0.0.1:{docker.page_port}/ is the monitor's page")
         return
     stack = LocalStack(folder, port or (0 if (folder / "kafka" / "node.json").exists() else DEFAULT_PORT))
     began = False
@@ -87,8 +88,10 @@ def up(
         _say(f"topics created: {', '.join(created)}")
     admin.require(kafka)
     if not broker_only:
-        watched = [*arguments, *(["--monitor"] if monitor else []), "--set", f"kafka.bootstrap={kafka.bootstrap}"]
-        began = stack.start_processors(watched) or began
+        arguments = _arguments(settings, folder, config, sets or [])
+        arguments += [*(["--monitor"] if monitor else []), "--set", f"kafka.bootstrap={kafka.bootstrap}"]
+        roles = ["verifier", "embedder", *(["counter"] if counter else []), "ranker", *(["monitor"] if monitor else [])]
+        began = stack.start_processors(arguments, roles) or began
     if not began:
         _say("already up, nothing to do")
     _summary(kafka, stack.parts(), own)
@@ -119,7 +122,7 @@ def down(
         elif stopped:
             _say(f"data is kept in {folder}; `solaris down --wipe` removes it")
     else:
-        compose.ComposeStack().down(deadline_s, wipe)
+        compose.ComposeStack(folder).down(deadline_s, wipe)
 
 
 def status(folder: DirOption = Path(".run"), java: JavaOption = False, as_json: JsonOption = False) -> None:
@@ -132,7 +135,7 @@ def status(folder: DirOption = Path(".run"), java: JavaOption = False, as_json: 
 
     stack = LocalStack(folder)
     local = stack.exists or java or not compose.available()
-    parts = stack.parts() if local else compose.ComposeStack().parts()
+    parts = stack.parts() if local else compose.ComposeStack(folder).parts()
     if as_json:
         print(json.dumps([asdict(part) for part in parts], indent=2, default=str))
     else:

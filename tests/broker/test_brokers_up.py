@@ -44,7 +44,9 @@ def test_up_status_down_wipe(tmp_path: Path) -> None:
 
         status = solaris("status", "--java", "--json", cwd=tmp_path)
         assert status.returncode == 0
-        assert {row["name"]: row["running"] for row in json.loads(status.stdout)} == {"kafka": True, "processors": True}
+        rows = {row["name"]: row for row in json.loads(status.stdout)}
+        assert {name: row["running"] for name, row in rows.items()} == {"kafka": True, "processors": True}
+        assert rows["processors"]["detail"].startswith("verifier, embedder, ranker, monitor; process")
 
         second = solaris("up", "--java", cwd=tmp_path)
         assert second.returncode == 0, second.stderr

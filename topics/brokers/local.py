@@ -1,7 +1,7 @@
 """`solaris up` without Docker: Apache Kafka on Java and the roles as background processes under one folder.
 
 <dir>/kafka/        the broker's data, log and pid file
-<dir>/processors.*  pid file and output of `solaris run`
+<dir>/processors.*  pid file, roles and output of `solaris run`
 <dir>/state/        the roles' stores
 """
 
@@ -36,6 +36,7 @@ class LocalStack:
         self.folder = folder.resolve()
         self.kafka = JavaKafka(self.folder / "kafka", port, heap_mb=1024, jvm=SERVER_JVM)
         self._processors = BackgroundProcess("processors", self.folder)
+        self._roles_file = self.folder / "processors.roles"
 
     @property
     def exists(self) -> bool:
@@ -53,10 +54,12 @@ class LocalStack:
         self.kafka.start(timeout_s)
         return True
 
-    def start_processors(self, arguments: Sequence[str]) -> bool:
-        """`arguments` are those of `solaris run`. False when they run already."""
+    def start_processors(self, arguments: Sequence[str], roles: Sequence[str]) -> bool:
+        """`arguments` are those of `solaris run`, `roles` what it then starts. False when they run already."""
         if self.processors_run:
             return False
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._roles_file.write_text(", ".join(roles))
         self._processors.spawn([sys.executable, "-m", "streams.cli", "run", *arguments])
         until = time.monotonic() + SETTLE_S
         while time.monotonic() < until:
@@ -76,7 +79,8 @@ class LocalStack:
             where = f"{kafka.bootstrap}, process {kafka.pid}, log {_short(kafka.data_dir / 'server.log')}"
             down = f"not running (data in {_short(kafka.data_dir)})"
             out.append(Part("kafka", kafka.running, where if kafka.running else down))
-        what = f"verifier, embedder, ranker; process {run.pid}, log {_short(run.out_file)}"
+        roles = self._roles_file.read_text() if self._roles_file.exists() else "not known"
+        what = f"{roles}; process {run.pid}, log {_short(run.out_file)}"
         return [*out, Part("processors", self.processors_run, what if self.processors_run else "not running")]
 
     def down(self, deadline_s: float) -> list[str]:
@@ -97,7 +101,7 @@ class LocalStack:
             raise BrokerError(f"{self.folder} is in use: `solaris down` first")
         for name in ("kafka", "state"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
-        for name in ("processors.out", "processors.pid"):
+        for name in ("processors.out", "processors.pid", self._roles_file.name):
             (self.folder / name).unlink(missing_ok=True)
 
 
