@@ -278,7 +278,7 @@ def _read(folder: Path, name: str, limit: int) -> bytes:
         with file.open("rb") as f:
             data = f.read(limit + 1)
     except OSError as e:
-        raise BundleError(f"{file}: {e.strerror or e}") from None
+        raise BundleError(f"{file}: {e.strerror or e}") from e  # the cause says that it is the disk's, not the bundle's
     if len(data) > limit:
         raise BundleError(f"{file} has more than {limit} bytes")
     return data

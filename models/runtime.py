@@ -364,7 +364,8 @@ def _session(name: str, data: bytes, kind: str, index: int, threads: int, gpu_me
     try:
         session = ort.InferenceSession(data, options, providers=providers)
     except Exception as e:
-        error = BundleError if kind == "cpu" else DeviceError
+        full = any(word in str(e).lower() for word in _OUT_OF_MEMORY)
+        error = BundleError if kind == "cpu" and not full else DeviceError
         raise error(f"graph {name} on {kind}: {e}") from None
     got = session.get_providers()
     if provider not in got:

@@ -99,6 +99,7 @@ def _serve(role: str, settings: Settings, instance: str, stopping: threading.Eve
         counters: dict[str, int] = {}
         if watch is not None:
             counters |= {"bundles_accepted": watch.accepted, "bundles_refused": watch.refused}
+            counters |= {"bundles_failed": watch.failed}
         for loop in loops:
             prefix = "" if len(loops) == 1 else f"{loop.step.role.replace('-', '_')}_"
             counters.update({prefix + k: v for k, v in loop.totals().items()})

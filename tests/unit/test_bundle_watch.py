@@ -10,8 +10,9 @@ import pytest
 from counting_bundle import counting_bundle
 
 from models.runtime import OnnxRuntime, open_runtime
-from streams.bundles import BundleWatch
+from streams.bundles import RETRY_S, BundleWatch
 from streams.settings import DEMO_BUNDLE
+from topics.errors import DeviceError
 
 
 @pytest.fixture
@@ -67,6 +68,81 @@ def test_a_bad_bundle_is_refused_once_and_the_old_one_goes_on(folder: Path, dama
     assert w.info is before
     assert (w.accepted, w.refused) == (0, 1)
     assert not w.restart_wanted.is_set()
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [MemoryError("graph fm_pair, 4096 pairs on cuda:0"), DeviceError("graph vm on cuda: out of memory"),
+     OSError(5, "Input/output error"), RuntimeError("dictionary changed size during iteration")],
+)  # fmt: skip
+def test_what_says_nothing_about_the_bundle_is_tried_again_ever_less_often(folder: Path, trouble: Exception) -> None:
+    now_s, tries, closed = 0.0, 0, []
+    room = 1
+
+    class Closing:
+        info = open_runtime(folder).info
+
+        def close(self) -> None:
+            closed.append(self)
+
+    def load():
+        nonlocal tries
+        tries += 1
+        if tries % 2 == 0 and room < 2:
+            raise trouble
+        return Closing()
+
+    first = open_runtime(folder)
+    w = BundleWatch(folder, [first, first], load, 0, clock=lambda: now_s)
+    edit(folder, lambda m: m["vm"].update(version="7"))
+    w.look()
+    at = []
+    for now_s in range(1, 101):
+        before = tries
+        w.look()
+        at += [now_s] if tries > before else []
+    assert at == [1, 6, 16, 36, 76], "5, 10, 20, 40 s apart"
+    assert (w.accepted, w.refused, w.failed) == (0, 0, 5)
+    assert len(closed) == 5, "the first step's, each time"
+    assert w.take(0) is None
+    room = 2
+    now_s = 156
+    w.look()
+    assert (w.accepted, w.refused, w.failed) == (1, 0, 5)
+    assert w.take(0) is not None
+    assert w.take(1) is not None
+
+
+def test_a_file_that_cannot_be_read_now_is_no_verdict(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    first = open_runtime(folder)
+    w = BundleWatch(folder, [first], lambda: open_runtime(folder), 0, clock=lambda: now_s)
+    edit(folder, lambda m: m["vm"].update(version="7"))
+    w.look()
+
+    def stale(self: Path, *args: object) -> None:
+        raise OSError(116, "Stale file handle")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "open", stale)
+        w.look()
+    assert (w.accepted, w.refused, w.failed) == (0, 0, 1)
+    now_s = RETRY_S
+    w.look()
+    assert (w.accepted, w.refused, w.failed) == (1, 0, 1)
+
+
+def test_a_changed_folder_is_looked_at_without_waiting(folder: Path) -> None:
+    def load():
+        raise MemoryError
+
+    w = BundleWatch(folder, [open_runtime(folder)], load, 0, clock=lambda: 0.0)
+    for version in ("7", "8"):
+        edit(folder, lambda m, version=version: m["vm"].update(version=version * 2))
+        w.look()
+        w.look()
+        w.look()
+    assert w.failed == 2
 
 
 def test_a_repaired_bundle_is_taken_after_a_bad_one(folder: Path) -> None:
