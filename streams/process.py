@@ -34,12 +34,13 @@ def run_role(role: str, settings: Settings) -> None:
     """Runs until a signal. Returns after a clean stop; raises what made it impossible to go on."""
     bound_heaps()
     from topics.admin import require
+    from topics.rights import topics_of
 
     stopping = threading.Event()
     _on_signals(stopping)
     instance = Instance(settings.store.dir, role, settings.loop.instance_id)
     try:
-        require(settings.kafka)
+        require(settings.kafka, topics_of(role))
         _serve_on(lambda: _serve(role, settings, instance.name, stopping), role, stopping.is_set)
     finally:
         instance.release()
@@ -78,11 +79,11 @@ def _serve(role: str, settings: Settings, instance: str, stopping: threading.Eve
     from streams.loop import Loop
     from streams.reporter import Reporter
     from topics.admin import require
+    from topics.rights import topics_of
 
     steps, backlog = _steps(role, settings)
-    follows_counts = any({"counts", "item-counts"} & {*s.follows, *s.broadcasts} for s in steps)
-    if role == "counter" or follows_counts:
-        require(settings.kafka, ["counts", "item-counts"])
+    if any({"counts", "item-counts"} & {*s.follows, *s.broadcasts} for s in steps):
+        require(settings.kafka, topics_of(role, counts=True))
     watch = _watch(settings, [s for s in steps if hasattr(s, "runtime")])
     if role == "counter":
         # What it writes adds up: a batch written twice would be counted twice.

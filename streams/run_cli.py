@@ -78,17 +78,16 @@ def run(
     from streams.settings import load
     from streams.supervisor import Supervisor
     from topics.admin import require
+    from topics.rights import topics_of
 
     settings = load(config, sets or [])  # wrong settings fail here, once, and not in every role
-    require(settings.kafka)
     arguments = [*(["--config", str(config)] if config else []), *(a for s in sets or [] for a in ("--set", s))]
     if counters is None:
         counters = int(wants_counter(settings.model.bundle))
-    if counters:
-        require(settings.kafka, ["counts", "item-counts"])
     counts = {
         "verifier": verifiers, "embedder": embedders, "counter": counters, "ranker": rankers, "monitor": int(monitor)
     }  # fmt: skip
     counts = {role: n for role, n in counts.items() if n}
+    require(settings.kafka, {name for role in counts for name in topics_of(role)})
     logging.getLogger(__name__).info("roles on %s: %s", settings.kafka.bootstrap, counts)
     Supervisor(counts, arguments, settings.loop.shutdown_deadline_s).run()

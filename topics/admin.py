@@ -184,12 +184,13 @@ def require(kafka: KafkaSettings, names: Iterable[str] | None = None) -> None:
         raise ContractError(f"topics at {kafka.bootstrap} do not match their contracts:\n  {lines}\n{remedy}")
 
 
-def describe(kafka: KafkaSettings, names: Iterable[str] | None = None) -> list[TopicState]:
-    """Every topic of the contracts as it is, with offsets and the lag of the roles that read it."""
+def describe(kafka: KafkaSettings, names: Iterable[str] | None = None, settings: bool = True) -> list[TopicState]:
+    """Every topic of the contracts as it is, with offsets and the lag of the roles that read it; without `settings`
+    the topics' own are not asked for."""
     chosen = _chosen(names)
     with _Admin(kafka) as admin:
         have = admin.partitions()
-        configs = admin.configs([kafka.topic(c.name) for c in chosen if kafka.topic(c.name) in have])
+        configs = admin.configs([kafka.topic(c.name) for c in chosen if kafka.topic(c.name) in have and settings])
     out: list[TopicState] = []
     readers = {role: clients.consumer(kafka, group_name(kafka, role)) for role in ROLES}
     try:
@@ -365,13 +366,16 @@ class _Admin:
         except KafkaException as e:
             log.info("the broker does not describe topic settings: %s", e)
             return out
+        refused: dict[str, list[str]] = {}
         for resource, future in futures.items():
             try:
                 entries = future.result()
             except KafkaException as e:
-                log.info("settings of %s are not described: %s", resource.name, e)
+                refused.setdefault(e.args[0].str(), []).append(resource.name)
                 continue
             out[resource.name] = {name: entry.value for name, entry in entries.items() if entry.value is not None}
+        for why, which in refused.items():
+            log.info("settings not compared, the broker does not describe them: %s (%s)", ", ".join(which), why)
         return out
 
     def add_partitions(self, topic: str, total: int) -> None:

@@ -33,6 +33,7 @@ from streams.settings import Settings
 from topics.admin import ROLES, describe, require
 from topics.errors import BrokerError, SettingsError, SolarisError
 from topics.kafka import group_name
+from topics.rights import topics_of
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ LAG_EVERY_S = 10.0
 
 def run(settings: Settings) -> None:
     """Until SIGTERM or Ctrl-C. Raises `SolarisError` when it cannot start or go on."""
-    require(settings.kafka)
+    require(settings.kafka, topics_of("monitor"))
     _quiet()
     auth = credentials(settings.kafka.properties)
     m = settings.monitor
@@ -187,7 +188,9 @@ def build(settings: Settings, auth: Any, view: View) -> faust.App:
     async def lag() -> None:
         while not app.should_stop:
             try:
-                found = [p.lag for topic in await asyncio.to_thread(describe, kafka) for p in topic.partitions]
+                found = [
+                    p.lag for topic in await asyncio.to_thread(describe, kafka, None, False) for p in topic.partitions
+                ]
                 view.lag = {role: sum(p.get(role, 0) for p in found) for role in ROLES if any(role in p for p in found)}
             except SolarisError as e:
                 log.warning("lag not known: %s", e)
