@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -66,8 +66,9 @@ class Values:
 class Catalogue:
     """Item features as columns. Not thread-safe: the owner updates between batches.
 
-    The last record of an id replaces the one before, as on a compacted topic. At most `capacity` items are kept;
-    beyond it the quarter that was written longest ago is dropped and counted in `evicted`.
+    The last record of an id replaces the one before, as on a compacted topic; an item that was deleted is as one that
+    was never there. At most `capacity` items are kept; beyond it the quarter that was written longest ago is dropped
+    and counted in `evicted`.
     """
 
     def __init__(self, spec: FeatureSpec, capacity: int = 1 << 22) -> None:
@@ -90,6 +91,8 @@ class Catalogue:
         self._keys = np.zeros(16, np.uint64)
         self._rows = np.zeros(16, np.int32)
         self._size = 0
+        self._slots = 0
+        """of the hash table in use: those of the items, and of ids deleted since it was made, whose row is -1"""
         self._ids = np.zeros(8, np.uint64)
         self._columns = np.zeros((8, len(spec.item)), np.float32)
         self._written = np.zeros(8, np.int64)
@@ -104,19 +107,27 @@ class Catalogue:
 
     def update(self, items: Iterable[Item]) -> int:
         """Takes the records in order; returns how many there were."""
-        latest: dict[int, Item] = {}
         n = 0
-        for item in items:
-            n += 1
-            h = hash_id(item.id)
+
+        def each() -> Iterator[tuple[int, Item]]:
+            nonlocal n
+            for item in items:
+                n += 1
+                yield hash_id(item.id), item
+
+        self.apply(each())
+        return n
+
+    def apply(self, changes: Iterable[tuple[int, Item | None]]) -> None:
+        """(id's hash, its record) in order; None for the record: the item was deleted."""
+        latest: dict[int, Item | None] = {}
+        for h, item in changes:
             latest.pop(h, None)  # so that the order is that of the last write
             latest[h] = item
             if len(latest) >= self._capacity // 2:
-                self._write(latest)
+                self._take(latest)
                 latest = {}
-        if latest:
-            self._write(latest)
-        return n
+        self._take(latest)
 
     def features(self, items: U64) -> F32:
         """float32[c, n] columns of `spec.item`; zeros for an unknown item."""
@@ -131,8 +142,8 @@ class Catalogue:
         return np.where(rows >= 0, column[rows], 0).astype(np.uint32)
 
     def changed_since(self, version: int) -> U64 | None:
-        """uint64[n] ids whose records came after that `version`, each once; None: not known any more, take all for
-        changed."""
+        """uint64[n] ids whose records came, or that were deleted, after that `version`, each once; None: not known any
+        more, take all for changed."""
         if version < self._forgotten:
             return None
         return np.unique(np.concatenate([np.zeros(0, np.uint64), *(ids for v, ids in self._recent if v > version)]))
@@ -145,6 +156,30 @@ class Catalogue:
     def rows(self, items: U64) -> np.ndarray:
         rows: np.ndarray = kernels.table_find(self._keys, self._rows, np.ascontiguousarray(items, np.uint64))
         return rows
+
+    def _take(self, latest: dict[int, Item | None]) -> None:
+        written = {h: item for h, item in latest.items() if item is not None}
+        if len(written) < len(latest):
+            self._delete(np.fromiter((h for h, item in latest.items() if item is None), np.uint64))
+        if written:
+            self._write(written)
+
+    def _delete(self, ids: U64) -> None:
+        """The last rows take the places of those that go."""
+        ids = ids[self.rows(ids) >= 0]
+        if not len(ids):
+            return
+        gone = self.rows(ids)
+        size = self._size - len(ids)
+        places = gone[gone < size]
+        last = np.arange(size, self._size, dtype=np.int32)
+        moved = last[~np.isin(last, gone)]
+        for column in (self._ids, self._columns, self._written):
+            column[places] = column[moved]
+        kernels.table_insert(self._keys, self._rows, self._ids[places], places)
+        kernels.table_insert(self._keys, self._rows, ids, np.full(len(ids), -1, np.int32))
+        self._size = size
+        self._changed(ids)
 
     def _write(self, latest: dict[int, Item]) -> None:
         one, spec = self.values.one, self.spec.item
@@ -167,6 +202,10 @@ class Catalogue:
         self._clock += len(ids)
         kernels.table_insert(self._keys, self._rows, ids[new], rows[new])
         self._size += added
+        self._slots += added
+        self._changed(ids)
+
+    def _changed(self, ids: U64) -> None:
         self.version += 1
         self._recent.append((self.version, ids))
         if len(self._recent) > _RECENT_WRITES:
@@ -180,11 +219,14 @@ class Catalogue:
                 grown = np.zeros((rows, *old.shape[1:]), old.dtype)
                 grown[: self._size] = old[: self._size]
                 setattr(self, name, grown)
-        if 2 * size > len(self._keys):
+        if 2 * (self._slots + size - self._size) > len(self._keys):
             self._rebuild(size)
 
     def _rebuild(self, size: int) -> None:
-        length = 1 << max(4, (2 * size).bit_length())
+        # With room beyond the half for ids that come while others are deleted, or it would be made anew for each few.
+        room = 2 if self._slots == self._size else 3
+        length = 1 << max(4, (room * size).bit_length())
+        self._slots = self._size
         self._keys = np.zeros(length, np.uint64)
         self._rows = np.zeros(length, np.int32)
         kernels.table_insert(self._keys, self._rows, self._ids[: self._size], np.arange(self._size, dtype=np.int32))
@@ -196,7 +238,7 @@ class Catalogue:
         for name in ("_ids", "_columns", "_written"):
             column = getattr(self, name)
             column[:n] = column[keep]
-        self._size = n
+        self._slots = self._size = n
         self.evicted += drop
         self._recent.clear()
         self._forgotten = self.version + 1  # with the write that is going on

@@ -34,11 +34,11 @@ MINUTE_MS = np.float32(60_000.0)
 
 @numba.njit(cache=True)
 def table_insert(keys: U64, rows: I32, items: U64, values: I32) -> None:
-    """Stores `values[i]` under `items[i]` (ids that are not in the table). The caller keeps the table half empty."""
+    """Stores `values[i]` under `items[i]`, in place of what was there. The caller keeps the table half empty."""
     mask = np.uint64(len(keys) - 1)
     for i in range(len(items)):
         slot = items[i] & mask
-        while keys[slot] != 0:
+        while keys[slot] != 0 and keys[slot] != items[i]:
             slot = (slot + np.uint64(1)) & mask
         keys[slot] = items[i]
         rows[slot] = values[i]

@@ -6,18 +6,20 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from streams.step import Dead, Record
-from topics.errors import InvalidEvent
+from topics.errors import EventRejected, InvalidEvent
 from topics.events import (
     Candidates,
     Feedback,
     HashedCandidates,
     Impression,
+    Item,
     Rejected,
     check_key,
     decode_candidates_hashed,
+    decode_item,
 )
 from topics.id_lists import hash_list
-from topics.ids import hash_bytes
+from topics.ids import hash_bytes, hash_id
 from topics.packed import PrecomputeRequest, decode_precompute
 
 E = TypeVar("E", Candidates | HashedCandidates, Impression, Feedback)
@@ -52,6 +54,18 @@ def keyed_events(
         except InvalidEvent as e:
             dead.append(Dead(i, Rejected(e.reason, e.detail)))
     return events, sources, dead
+
+
+def catalogue_change(key: bytes | None, value: bytes | None) -> tuple[int, Item | None]:
+    """(hash of the item's id, its record) of a record of `items`; a null value deletes the item. The key must be the
+    item's id, for compaction goes by it. Raises `InvalidEvent`."""
+    if value is None:
+        if not key:
+            raise EventRejected("missing_key", "a null value without a key deletes nothing")
+        return hash_bytes(key), None
+    item = decode_item(value)
+    check_key(key, item)
+    return hash_id(item.id), item
 
 
 def precompute_requests(

@@ -35,6 +35,8 @@ class Followed:
     partition: int
     offsets: list[int]
     values: list[bytes | None]
+    keys: list[bytes | None]
+    """of a `keyed` topic; empty for others"""
     next_offset: int
     caught_up: bool
     """the end of the log was reached with these records"""
@@ -54,10 +56,16 @@ def _lost(topic: str, partition: int | None, error: KafkaError) -> str:
 
 class Follower:
     """`watched`: topics (full names) without which the role cannot go on; the client library alone may be silent for
-    minutes about one that was deleted."""
+    minutes about one that was deleted. `keyed`: those whose records' keys are asked for; a store's changelog says in
+    its values whose they are."""
 
     def __init__(
-        self, kafka: KafkaSettings, name: str, hand_over: Callable[[Followed], None], watched: Sequence[str] = ()
+        self,
+        kafka: KafkaSettings,
+        name: str,
+        hand_over: Callable[[Followed], None],
+        watched: Sequence[str] = (),
+        keyed: Sequence[str] = (),
     ) -> None:
         # A group id is required by the client; nothing is ever committed to it.
         self._consumer = consumer(
@@ -70,6 +78,7 @@ class Follower:
         # The client serialises calls on one consumer, and `_consumer` is always in a poll: questions go to another.
         self._asker = consumer(kafka, f"{kafka.prefix}{name}-follower-{uuid.uuid4().hex[:8]}")
         self._hand_over = hand_over
+        self._keyed = frozenset(keyed)
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._generations: dict[tuple[str, int], int] = {}
         self._room = threading.Semaphore(_MAX_HANDED)
@@ -208,6 +217,7 @@ class Follower:
                     partition,
                     [m.offset() for m in data],
                     [m.value() for m in data],
+                    [m.key() for m in data] if topic in self._keyed else [],
                     max(m.offset() + (m.error() is None) for m in of_partition),
                     of_partition[-1].error() is not None,
                     generation,

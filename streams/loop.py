@@ -139,7 +139,7 @@ class Loop:
         writes = [settings.kafka.topic(c.name) for c in CONTRACTS if c.writes == role or c.name == "dlq"]
         items = [self._items_topic] if step.reads_items else []
         watched = dict.fromkeys([self._topic, *self._follows, *self._broadcasts, *items, *writes])
-        self._follower = Follower(settings.kafka, step.role, self._mail.put, tuple(watched))
+        self._follower = Follower(settings.kafka, step.role, self._mail.put, tuple(watched), (self._items_topic,))
         self._worker = threading.Thread(target=self._work, name=f"{step.role}-worker", daemon=True)
         self._group_metadata: Any = None
         self._metadata_fresh = threading.Event()
@@ -575,7 +575,7 @@ class Loop:
         try:
             if mail.topic == self._items_topic:
                 if mail.values:
-                    self.step.items(mail.values)
+                    self.step.items(mail.keys, mail.values)
                 if mail.caught_up and mail.partition in self._items_left:
                     self._items_left.discard(mail.partition)
                     if not self._items_left:

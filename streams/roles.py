@@ -14,7 +14,7 @@ from state.api import ChangelogRecord
 from state.neighbours import Neighbours, NeighbourSettings
 from streams.backlog import Backlog
 from streams.count_stores import CountStores
-from streams.decoding import hashed_candidates, keyed_events, precompute_requests
+from streams.decoding import catalogue_change, hashed_candidates, keyed_events, precompute_requests
 from streams.embedder import Embedder
 from streams.gate import Gate, GateSettings
 from streams.ranker import Ranker
@@ -26,9 +26,9 @@ from topics.errors import InvalidEvent
 from topics.events import (
     Candidates,
     Impression,
+    Item,
     Rejected,
     decode_impression,
-    decode_item,
     encode,
 )
 from topics.packed import encode_embedding, encode_precompute, request_pairs
@@ -61,19 +61,18 @@ class BaseStep(PlainStep):
         self.runtime.score(one)
         self.runtime.dots(state, vectors, one.splits)
 
-    def items(self, values: Sequence[bytes | None]) -> None:
-        good = []
-        for value in values:
-            if not value:
-                self.counters["items_deleted"] += 1  # a tombstone: the catalogue keeps the last features it saw
-                continue
+    def items(self, keys: Sequence[bytes | None], values: Sequence[bytes | None]) -> None:
+        changes: list[tuple[int, Item | None]] = []
+        for key, value in zip(keys, values, strict=True):
             try:
-                good.append(decode_item(value))
+                changes.append(catalogue_change(key, value))
             except InvalidEvent as e:
                 self.counters["items_rejected"] += 1
                 log.warning("catalogue record passed over: %s", e)
-        self.catalogue.update(good)
-        self.counters["items"] += len(good)
+        self.catalogue.apply(changes)
+        deleted = sum(item is None for _, item in changes)
+        self.counters["items"] += len(changes) - deleted
+        self.counters["items_deleted"] += deleted
 
     def idle(self) -> None:
         fresh = self.next_runtime()

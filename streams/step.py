@@ -159,7 +159,7 @@ class Step(Protocol):
         """These outputs to the changelog are committed at these offsets."""
         ...
 
-    def items(self, values: Sequence[bytes | None]) -> None:
+    def items(self, keys: Sequence[bytes | None], values: Sequence[bytes | None]) -> None:
         """Records of the catalogue topic, in order per item."""
         ...
 
@@ -222,7 +222,7 @@ class PlainStep:
     def committed(self, outputs: Sequence[Output], offsets: Sequence[int]) -> None:
         pass
 
-    def items(self, values: Sequence[bytes | None]) -> None:
+    def items(self, keys: Sequence[bytes | None], values: Sequence[bytes | None]) -> None:
         pass
 
     def idle(self) -> None:

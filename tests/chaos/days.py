@@ -97,13 +97,13 @@ def record(topic: str, user: str, value: bytes) -> Record:
 
 def events(log: Path, steps: list[BaseStep]) -> Iterator[tuple[int, Event]]:
     """(events read, event) of the log but for its items, which the steps are given."""
-    items: list[bytes | None] = []
+    items: list[tuple[bytes, bytes]] = []
     for n, e in enumerate(open_log(log), 1):
         if isinstance(e, Item):
-            items.append(encode(e))
+            items.append((str(e.id).encode(), encode(e)))
             continue
         for step in steps if items else []:
-            step.items(items)
+            step.items(*zip(*items, strict=True))
         items = []
         yield n, e
 

@@ -32,6 +32,67 @@ def test_last_record_wins(updates: list[list[tuple[int, int]]]) -> None:
     assert len(catalogue) == len(expected)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 40), st.one_of(st.none(), st.integers(0, 9))), max_size=30), max_size=12)
+)
+def test_a_deleted_item_is_as_one_never_seen(updates: list[list[tuple[int, int | None]]]) -> None:
+    catalogue: Catalogue = Catalogue(SPEC)
+    expected: dict[int, int] = {}
+    for update in updates:
+        before, version = dict(expected), catalogue.version
+        catalogue.apply((hash_id(i), None if p is None else Item(i, 0, {"price": p, "kind": "k"})) for i, p in update)
+        for i, p in update:
+            expected.pop(i, None)
+            if p is not None:
+                expected[i] = p
+        changed = catalogue.changed_since(version)
+        assert changed is not None
+        assert {hash_id(i) for i in before.keys() | expected.keys() if before.get(i) != expected.get(i)} <= {*changed}
+        fresh = Catalogue(SPEC)
+        fresh.update(Item(i, 0, {"price": p, "kind": "k"}) for i, p in expected.items())
+        asked = np.array([hash_id(i) for i in range(45)], np.uint64)
+        assert (catalogue.features(asked) == fresh.features(asked)).all()
+        assert (catalogue.topics(asked) == fresh.topics(asked)).all()
+        assert (catalogue.known(asked) == fresh.known(asked)).all()
+        assert len(catalogue) == len(fresh) == len(expected)
+
+
+def test_items_that_come_and_go_neither_fill_the_table_nor_have_it_made_anew_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    catalogue, made = Catalogue(SPEC, capacity=4096), 0
+    rebuild = catalogue._rebuild
+
+    def counted(size: int) -> None:
+        nonlocal made
+        made += 1
+        rebuild(size)
+
+    monkeypatch.setattr(catalogue, "_rebuild", counted)
+    catalogue.update(Item(i, 0, {"price": i}) for i in range(1023))
+    for i in range(1023, 6000):
+        catalogue.apply([(hash_id(i - 1023), None), (hash_id(i), Item(i, 0, {"price": i}))])
+    assert len(catalogue) == 1023
+    assert catalogue.evicted == 0
+    assert len(catalogue._keys) <= 4096
+    assert made < 20
+    ids = np.array([hash_id(i) for i in range(6000)], np.uint64)
+    assert catalogue.features(ids)[0].tolist() == [0.0] * (6000 - 1023) + list(range(6000 - 1023, 6000))
+
+
+def test_deleted_items_make_room_before_others_are_evicted() -> None:
+    catalogue = Catalogue(SPEC, capacity=100)
+    catalogue.update(Item(i, 0, {"price": i}) for i in range(100))
+    catalogue.apply((hash_id(i), None) for i in range(30))
+    catalogue.update(Item(i, 0, {"price": i}) for i in range(100, 130))
+    assert (len(catalogue), catalogue.evicted) == (100, 0)
+    catalogue.update([Item(1000, 0)])
+    ids = np.array([hash_id(i) for i in range(30, 130)], np.uint64)
+    assert catalogue.evicted == 25
+    assert catalogue.known(ids).tolist() == [False] * 25 + [True] * 75, "those written longest ago, wherever they lie"
+
+
 def test_bounded_and_the_oldest_written_go_first() -> None:
     catalogue = Catalogue(SPEC, capacity=100)
     for i in range(1000):
