@@ -30,7 +30,12 @@ class HealthServer:
             timeout = 5
 
             def do_GET(self) -> None:
-                now = status()
+                try:
+                    now = status()
+                except Exception:  # a caller that gets no answer at all knows less
+                    log.exception("status not known")
+                    self._send(500, "text/plain", b"status not known\n")
+                    return
                 if self.path == "/live":
                     self._send(200 if now["live"] else 503, "text/plain", b"live\n" if now["live"] else b"not live\n")
                 elif self.path == "/ready":

@@ -168,7 +168,12 @@ class Loop:
         self._stop.set()
 
     def totals(self) -> dict[str, int]:
-        return {**self.step.totals(), **{f"loop_{k}": v for k, v in self.counters.items()}}
+        while True:
+            try:
+                return {**self.step.totals(), **{f"loop_{k}": v for k, v in self.counters.items()}}
+            except RuntimeError as e:  # the worker counted something for the first time: once more
+                if "changed size" not in str(e):
+                    raise
 
     # -- the worker's view of the group (`transactions.Membership`) ----------------------------------------------------
     # The client serialises calls on one consumer, and the poller is always in one: the worker asks through it.

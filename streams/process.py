@@ -101,6 +101,7 @@ def _serve(role: str, settings: Settings, instance: str, stopping: threading.Eve
         if watch is not None:
             counters |= {"bundles_accepted": watch.accepted, "bundles_refused": watch.refused}
             counters |= {"bundles_failed": watch.failed}
+        counters["stats_dropped"] = reporter.dropped
         for loop in loops:
             prefix = "" if len(loops) == 1 else f"{loop.step.role.replace('-', '_')}_"
             counters.update({prefix + k: v for k, v in loop.totals().items()})
@@ -120,10 +121,10 @@ def _serve(role: str, settings: Settings, instance: str, stopping: threading.Eve
 
     _calm_collector()
     server = None
+    reporter = Reporter(settings.kafka, role, status)
     if settings.http.port:
         server = HealthServer(settings.http.host, settings.http.port, status)
         server.start()
-    reporter = Reporter(settings.kafka, role, status)
     reporter.start()
     if backlog is not None:
         backlog.start()

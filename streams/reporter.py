@@ -1,6 +1,7 @@
 """Counters of a process as JSON records on the `stats` topic, about one a second; plain producer, best effort.
 
-A lost stats record costs a point on a chart, so these never hold up the work: a full queue drops the record and counts.
+A lost stats record costs a point on a chart, so these never hold up the work: whatever keeps one from being sent drops
+it and counts (`stats_dropped`), and is logged once in a while.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
-from confluent_kafka import KafkaException
 
 from topics.kafka import KafkaSettings, producer
 
 log = logging.getLogger(__name__)
+
+_LOG_EVERY_S = 60.0
 
 
 class Reporter:
@@ -26,6 +28,7 @@ class Reporter:
         self._topic, self._role, self._status, self._every_s = kafka.topic("stats"), role, status, every_s
         self._producer = producer(kafka, message_timeout_ms=10_000)
         self.dropped = 0
+        self._log_due_s = float("-inf")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
 
@@ -43,10 +46,13 @@ class Reporter:
             self._send()
 
     def _send(self) -> None:
-        record = {"type": "stats", "ts": int(time.time() * 1000), **self._status()}
         try:
+            record = {"type": "stats", "ts": int(time.time() * 1000), **self._status()}
             self._producer.produce(self._topic, msgspec.json.encode(record), self._role.encode())
             self._producer.poll(0)
-        except (BufferError, KafkaException) as e:
+        except Exception as e:  # a thread that ends unseen would have this process taken for a dead one
             self.dropped += 1
-            log.debug("stats record dropped: %s", e)
+            now = time.monotonic()
+            if now >= self._log_due_s:
+                self._log_due_s = now + _LOG_EVERY_S
+                log.warning("stats record dropped, %d so far: %s: %s", self.dropped, type(e).__name__, e)

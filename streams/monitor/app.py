@@ -194,6 +194,8 @@ def build(settings: Settings, auth: Any, view: View) -> faust.App:
                 view.lag = {role: sum(p.get(role, 0) for p in found) for role in ROLES if any(role in p for p in found)}
             except SolarisError as e:
                 log.warning("lag not known: %s", e)
+            except Exception:  # a task that ends unseen would leave its last figures standing for ever
+                log.exception("lag not known")
             await app.sleep(LAG_EVERY_S)
 
     add_views(app, view)

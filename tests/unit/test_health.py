@@ -58,6 +58,18 @@ def test_nothing_can_be_changed(server: HealthServer, method: str) -> None:
     assert ask(server, method, "/live")[0] == 501
 
 
+def test_a_status_that_fails_is_an_answer_too() -> None:
+    def status() -> dict[str, Any]:
+        raise RuntimeError("no")
+
+    s = HealthServer("127.0.0.1", 0, status)
+    s.start()
+    try:
+        assert [ask(s, "GET", path)[:2] for path in ("/live", "/metrics")] == [(500, b"status not known\n")] * 2
+    finally:
+        s.stop()
+
+
 def test_metric_names_are_prometheus_names() -> None:
     text = prometheus({"live": True, "ready": True, "role": "verifier", "counters": {"rejected_far-future x": 1}})
     assert 'solaris_rejected_far_future_x_total{role="verifier"} 1' in text
