@@ -29,6 +29,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from streams.clock import ElapsedClock
+
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
 
@@ -75,7 +77,7 @@ class Gate:
     tokens: float = math.nan
     rate: float = 0.0
     """pairs seen per second of event time, smoothed"""
-    clock_ms: int = -1
+    clock: ElapsedClock = field(default_factory=ElapsedClock)
     refused: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
     seen: int = 0
     accepted: int = 0
@@ -125,7 +127,7 @@ class Gate:
     def dump(self) -> str:
         """Under 100 characters of JSON, for the offset commit's metadata."""
         tokens = -1.0 if math.isnan(self.tokens) else self.tokens
-        return msgspec.json.encode(_Saved(1, self.bar, tokens, self.rate, self.clock_ms)).decode()
+        return msgspec.json.encode(_Saved(1, self.bar, tokens, self.rate, self.clock.now_ms)).decode()
 
     @classmethod
     def load(cls, settings: GateSettings, text: str | None) -> Gate:
@@ -137,7 +139,7 @@ class Gate:
             except msgspec.MsgspecError:
                 return gate
             if saved.version == 1 and math.isfinite(saved.bar + saved.tokens + saved.rate):
-                gate.bar, gate.rate, gate.clock_ms = saved.bar, saved.rate, saved.clock_ms
+                gate.bar, gate.rate, gate.clock = saved.bar, saved.rate, ElapsedClock(saved.clock_ms, saved.clock_ms)
                 gate.tokens = math.nan if saved.tokens < 0 else saved.tokens
         return gate
 
@@ -147,13 +149,7 @@ class Gate:
         full = max(s.budget_pairs_per_s * s.budget_burst_s, MIN_BUCKET_PAIRS) if s.budget_pairs_per_s else 0.0
         if math.isnan(self.tokens):
             self.tokens = full
-        elapsed_ms = 0.0
-        if self.clock_ms < 0:
-            self.clock_ms = ts_ms
-        elif ts_ms > self.clock_ms:
-            # One absurd time must not fill the bucket for ever or forget the rate: a step counts as a minute at most.
-            elapsed_ms = min(ts_ms - self.clock_ms, _RATE_TAU_MS)
-            self.clock_ms = ts_ms if ts_ms - self.clock_ms <= 24 * 3_600_000 else self.clock_ms + int(elapsed_ms)
+        elapsed_ms = self.clock.elapsed(ts_ms)
         self.tokens = min(full, self.tokens + s.budget_pairs_per_s * elapsed_ms / 1000)
         self.rate = self.rate * math.exp(-elapsed_ms / _RATE_TAU_MS) + n * 1000 / _RATE_TAU_MS
         target = s.budget_share
@@ -175,11 +171,11 @@ class Gate:
 
     def _room(self, user: int, ts_ms: int) -> int:
         started, count = self._caps.get(user, (ts_ms, 0))
-        return self.settings.per_user_cap - (count if ts_ms - started < self.settings.cap_window_ms else 0)
+        return self.settings.per_user_cap - (count if abs(ts_ms - started) < self.settings.cap_window_ms else 0)
 
     def _count(self, user: int, ts_ms: int, n: int) -> None:
         started, count = self._caps.pop(user, (ts_ms, 0))
-        if ts_ms - started >= self.settings.cap_window_ms:
+        if abs(ts_ms - started) >= self.settings.cap_window_ms:  # behind it: the log is played again
             started, count = ts_ms, 0
         self._caps[user] = (started, count + n)
         if len(self._caps) > _MAX_CAPPED_USERS:

@@ -114,6 +114,8 @@ class VerifierStep(BaseStep):
         return {}
 
     def close(self, partition: int) -> None:
+        if self.backlog is not None:
+            self.backlog.forget(partition)
         before = self.core.totals()
         if self.core.gates.pop(partition, None) is not None:
             after = self.core.totals()
@@ -128,15 +130,20 @@ class VerifierStep(BaseStep):
         backlog = self.backlog.pairs() if self.backlog is not None else {}
         requests = self.core.process(events, partitions, backlog)
         outputs = []
+        sent: Counter[int] = Counter()
+        pairs: Counter[int] = Counter()
         for i, q in zip(sources, requests, strict=True):
             try:
                 value = encode_precompute(q)
             except ValueError as e:  # more columns than a record may hold
                 dead.append(Dead(i, Rejected("output_too_large", str(e))))
                 continue
-            outputs.append(Output("precompute", records[i].partition, records[i].key, value, i))
+            partition = records[i].partition
+            outputs.append(Output("precompute", partition, records[i].key, value, i))
+            sent[partition] += 1
+            pairs[partition] += len(q.items)
         if self.backlog is not None:
-            self.backlog.sent(requests)
+            self.backlog.sent(sent, pairs, markers=int(self.settings.loop.guarantee == "exactly_once"))
         self.tally_dead(dead)
         return StepResult(outputs, dead)
 

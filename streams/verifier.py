@@ -41,7 +41,7 @@ class Verifier:
         backlog_pairs: Mapping[int, int] | None = None,
     ) -> list[PrecomputeRequest]:
         """One request per event, in order. `partitions` [B] names each event's partition; `backlog_pairs` says by
-        partition how many accepted pairs wait at the embedder."""
+        partition how many accepted pairs wait at the embedder: those of this batch join them."""
         if not events:
             return []
         batch = self.encoder.candidates(events)
@@ -51,12 +51,14 @@ class Verifier:
         order = by_value(logits, batch.splits)
         ranked = logits[order]
         usable = above_threshold(ranked, batch.splits, self.settings)
-        backlog = backlog_pairs or {}
+        backlog = dict(backlog_pairs or {})
         users, splits = batch.users.tolist(), batch.splits.tolist()
         kept = []
         for b, event in enumerate(events):
             p, lo = partitions[b], splits[b]
             n = self.gate(p).take(users[b], event.ts, ranked[lo : splits[b + 1]], usable[b], backlog.get(p, 0))
+            if p in backlog:
+                backlog[p] += n
             kept.append(order[lo : lo + n])
         requests = self.encoder.to_precompute(batch, kept, logits, scores.profile, [e.id for e in events])
         self.counters["events"] += len(events)

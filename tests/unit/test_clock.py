@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streams.clock import CONFIRM, MAX_STEP_MS, EventClock
+from streams.clock import CONFIRM, MAX_STEP_MS, TOKEN_LATE_MS, TOKEN_STEP_MS, ElapsedClock, EventClock
 
 HOUR = 3_600_000
 
@@ -45,12 +45,14 @@ def test_a_real_gap_is_believed_after_enough_events_agree() -> None:
     assert clock.now_ms == t
 
 
-def test_disagreeing_jumps_are_not_a_gap() -> None:
+def test_few_events_far_apart_move_the_clock_to_the_least_of_those_in_a_row() -> None:
     clock = started()
     t = clock.now_ms
-    for i in range(1, 50):
+    for i in range(1, CONFIRM):
         clock.see(t + 3 * i * MAX_STEP_MS)
     assert clock.now_ms == t
+    clock.see(t + 3 * CONFIRM * MAX_STEP_MS)
+    assert clock.now_ms == t + 3 * MAX_STEP_MS
 
 
 def test_a_new_clock_needs_agreement_too() -> None:
@@ -59,4 +61,42 @@ def test_a_new_clock_needs_agreement_too() -> None:
     assert clock.now_ms == -1
     for i in range(CONFIRM):
         clock.see(1_573_700_000_000 + i)
-    assert clock.now_ms == 1_573_700_000_000
+    assert clock.now_ms == 1_573_700_000_000 + CONFIRM - 1
+
+
+def test_time_goes_on_by_what_events_are_ahead_and_a_late_one_adds_nothing() -> None:
+    clock = ElapsedClock()
+    assert [clock.elapsed(t) for t in (1_000, 1_500, 1_200, 1_500, 61_500, 61_499)] == [0, 500, 0, 0, 60_000, 0]
+
+
+def test_one_wrong_time_far_ahead_or_behind_counts_for_nothing() -> None:
+    clock = ElapsedClock()
+    for wrong in (23 * HOUR, -23 * HOUR, TOKEN_STEP_MS + 1, -TOKEN_LATE_MS - 1):
+        before = clock.now_ms
+        passed = sum(clock.elapsed(10**12 + wrong * (i % 3 == 0) + i * 1_000) for i in range(300))
+        assert passed <= 300_000
+        assert passed >= (290_000 if before < 0 else 0)
+        clock = ElapsedClock()
+
+
+def test_a_log_that_is_played_again_counts_again() -> None:
+    clock = ElapsedClock()
+    for _ in range(2):
+        passed = sum(clock.elapsed(10**12 + i * 30_000) for i in range(1_000))
+        assert passed >= (1_000 - CONFIRM - 1) * 30_000
+
+
+def test_a_backfill_between_live_events_adds_its_own_time_and_not_the_jumps() -> None:
+    """Runs of 20 events two hours old, by turns with runs of live ones: 50 jumps of two hours each way."""
+    clock = ElapsedClock()
+    passed = 0
+    for i in range(2_000):
+        late = 2 * HOUR if (i // 20) % 2 else 0
+        passed += clock.elapsed(10**12 + i * 1_000 - late)
+    assert passed <= 1.5 * 2_000_000
+
+
+def test_a_partition_with_few_events_loses_no_time() -> None:
+    clock = ElapsedClock()
+    passed = sum(clock.elapsed(10**12 + i * 120_000) for i in range(800))
+    assert passed >= (800 - 2 * CONFIRM) * 120_000

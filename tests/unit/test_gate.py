@@ -142,3 +142,20 @@ def test_one_absurd_time_does_not_stop_the_budget() -> None:
 
 def test_events_without_pairs_are_fine() -> None:
     assert Gate(GateSettings(budget_pairs_per_s=1)).decide(1, 5, logits()).tolist() == []
+
+
+def test_one_time_a_day_ahead_does_not_stop_a_budget_that_binds_nobody() -> None:
+    gate = Gate(GateSettings(budget_pairs_per_s=125))
+    rng = np.random.default_rng(5)
+    for wrong in (0, 23 * 3_600_000):
+        gate.decide(1, 10**12 + wrong, rng.normal(size=100).astype(np.float32))
+    accepted = sum(len(gate.decide(1, 10**12 + 1_000 * i, rng.normal(size=100).astype(np.float32))) for i in range(500))
+    assert accepted > 0.97 * 500 * 100
+
+
+def test_a_log_played_twice_is_decided_alike() -> None:
+    gate = Gate(GateSettings(budget_pairs_per_s=50, per_user_cap=2_000))
+    rng = np.random.default_rng(6)
+    log = [rng.normal(size=100).astype(np.float32) for _ in range(8_000)]
+    counts = [sum(len(gate.decide(i % 9, 10**12 + 1_000 * i, x)) for i, x in enumerate(log)) for _ in range(2)]
+    assert counts[1] == pytest.approx(counts[0], rel=0.05)
