@@ -35,20 +35,32 @@ TIMEOUT_S = 15.0
 SETTLE_S = 5.0
 ROLES = ("verifier", "embedder", "embedder-state", "ranker", "monitor", "counter", "counter-clicks")
 """consumer groups"""
+COPIES = 3
+"""from so many on a record is acknowledged only when all but one of them have it: fewer could not spare one"""
 OPTIONAL = ("counter", "counter-clicks")
 """groups that many installations never have: without a commit they have no lag"""
+
+
+PARTITIONS = "kafka.partitions"
+MIN_INSYNC = "min.insync.replicas"
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
     topic: str
-    """full name"""
+    """full name; the prefix and `*` where it is about all of them"""
     what: str
-    """"missing", "partitions" or the name of a topic setting"""
+    """"missing", "partitions", "kafka.partitions" (ours is not what the topics have) or the name of a topic setting"""
     declared: str
     found: str
 
     def __str__(self) -> str:
+        if self.what == PARTITIONS:
+            more = int(self.declared) > int(self.found)
+            return (
+                f"topics have {self.found} partitions, {PARTITIONS} is {self.declared}: set {PARTITIONS} = {self.found}"
+                + (", or stop the roles and add partitions with `solaris topics create --alter`" if more else "")
+            )
         if self.what == "missing":
             return f"{self.topic}: missing"
         return f"{self.topic}: {self.what} is {self.found}, the contract says {self.declared}"
@@ -99,6 +111,8 @@ def config_of(kafka: KafkaSettings, contract: Contract) -> dict[str, str]:
     retention = kafka.retention_ms.get(contract.name, contract.retention_ms)
     if contract.cleanup == "delete" and retention is not None:
         config["retention.ms"] = str(retention)
+    if kafka.replication >= COPIES:
+        config[MIN_INSYNC] = str(COPIES - 1)
     return config
 
 
@@ -134,8 +148,9 @@ def create(kafka: KafkaSettings, names: Iterable[str] | None = None) -> list[str
 def alter(kafka: KafkaSettings, names: Iterable[str] | None = None) -> list[str]:
     """Brings existing topics to their contracts and returns one line per change.
 
-    Settings are set; partitions are only ever added, to the largest count among the topics that must line up. Adding
-    partitions moves users to other partitions: do it while the roles are stopped, and let the stores rebuild.
+    Settings are set; partitions are only ever added, to the largest count among `kafka.partitions` and the topics that
+    must line up: where topics have more than the setting, it is the setting that is to be changed. Adding partitions
+    moves users to other partitions: do it while the roles are stopped, and let the stores rebuild.
     """
     done: list[str] = []
     with _Admin(kafka) as admin:
@@ -150,7 +165,7 @@ def alter(kafka: KafkaSettings, names: Iterable[str] | None = None) -> list[str]
                 admin.wait_for({topic: target})
                 done.append(f"{topic}: partitions {have[topic]} -> {target}")
         for m in report.mismatches:
-            if m.what not in ("missing", "partitions"):
+            if m.what not in ("missing", "partitions", PARTITIONS):
                 admin.set_config(m.topic, m.what, m.declared)
                 done.append(f"{m.topic}: {m.what} {m.found} -> {m.declared}")
     return done
@@ -166,22 +181,28 @@ def check(kafka: KafkaSettings, names: Iterable[str] | None = None) -> list[Mism
     return inspect(kafka, names).mismatches
 
 
-def require(kafka: KafkaSettings, names: Iterable[str] | None = None) -> None:
+def require(kafka: KafkaSettings, names: Iterable[str] | None = None, any_partitions: bool = False) -> None:
     """What a role calls at start. Raises `ContractError` that names both sides of every mismatch.
 
+    `any_partitions`: for who does not care whether `kafka.partitions` is what the topics have. A role does: it divides
+    its budgets by that.
     What is missing is looked for again for `SETTLE_S`: of several brokers one may not have heard yet of what was made a
     moment ago."""
+
+    def look() -> list[Mismatch]:
+        return [m for m in check(kafka, names) if not (any_partitions and m.what == PARTITIONS)]
+
     deadline = time.monotonic() + SETTLE_S
-    found = check(kafka, names)
+    found = look()
     while found and all(m.what in ("missing", "partitions") for m in found) and time.monotonic() < deadline:
         time.sleep(0.2)
-        found = check(kafka, names)
+        found = look()
     if found:
         lines = "\n  ".join(map(str, found))
-        remedy = (
-            "`solaris topics create` makes what is missing; `solaris topics create --alter` changes what exists"
-        )  # fmt: skip
-        raise ContractError(f"topics at {kafka.bootstrap} do not match their contracts:\n  {lines}\n{remedy}")
+        remedy = "\n`solaris topics create` makes what is missing; `solaris topics create --alter` changes what exists"
+        if all(m.what == PARTITIONS for m in found):
+            remedy = ""
+        raise ContractError(f"topics at {kafka.bootstrap} do not match their contracts:\n  {lines}{remedy}")
 
 
 def describe(kafka: KafkaSettings, names: Iterable[str] | None = None, settings: bool = True) -> list[TopicState]:
@@ -241,7 +262,16 @@ def _inspect(admin: _Admin, kafka: KafkaSettings, names: Iterable[str] | None) -
     _check_alignment(report, kafka, have, present)
     configs = admin.configs([kafka.topic(c.name) for c in present])
     for c in present:
-        _check_config(report, kafka.topic(c.name), config_of(kafka, c), configs.get(kafka.topic(c.name), {}))
+        topic, declared = kafka.topic(c.name), config_of(kafka, c)
+        copies = admin.copies.get(topic, 0)
+        if copies < min(COPIES, kafka.replication):
+            # Not to be changed by a setting; and two copies in sync of one or two would refuse all writes.
+            report.notes.append(
+                f"{topic}: copies {copies}, kafka.replication = {kafka.replication}; Kafka's own "
+                "kafka-reassign-partitions.sh adds copies"
+            )
+            declared.pop(MIN_INSYNC, None)
+        _check_config(report, topic, declared, configs.get(topic, {}))
     return report
 
 
@@ -257,9 +287,7 @@ def _check_alignment(report: Report, kafka: KafkaSettings, have: dict[str, int],
             like = next(t for t, m in counts.items() if m == meant)
             report.mismatches.append(Mismatch(topic, "partitions", f"the same as {like}: {meant}", str(n)))
     if meant != kafka.partitions:
-        report.notes.append(
-            f"topics have {meant} partitions, kafka.partitions = {kafka.partitions}; the setting is for new topics"
-        )
+        report.mismatches.append(Mismatch(f"{kafka.prefix}*", PARTITIONS, str(kafka.partitions), str(meant)))
 
 
 def _check_config(report: Report, topic: str, declared: dict[str, str], found: dict[str, str]) -> None:
@@ -270,8 +298,8 @@ def _check_config(report: Report, topic: str, declared: dict[str, str], found: d
         have = found.get(name)
         if have is None or have == want:
             continue
-        if name in ("retention.ms", "max.message.bytes") and _at_least(have, want):
-            continue  # longer or larger than declared harms nobody
+        if name in ("retention.ms", "max.message.bytes", MIN_INSYNC) and _at_least(have, want):
+            continue  # longer, larger or safer than declared harms nobody
         if name == "cleanup.policy" and set(have.split(",")) == set(want.split(",")):
             continue
         report.mismatches.append(Mismatch(topic, name, want, have))
@@ -293,6 +321,8 @@ class _Admin:
         self._refused = False
         """a login or certificate was refused, and will be again"""
         self._client: AdminClient = clients.admin(kafka, error_cb=self._heard)
+        self.copies: dict[str, int] = {}
+        """topic -> copies of the partition that has fewest, as `partitions` found them last"""
 
     def __enter__(self) -> _Admin:
         return self
@@ -325,7 +355,9 @@ class _Admin:
                         f"no answer from kafka.bootstrap = {self._kafka.bootstrap}: {reason}"
                         + ("" if self._refused else "; `solaris up` starts a broker, KAFKA_BOOTSTRAP names another one")
                     ) from None
-        return {name: len(t.partitions) for name, t in found.items() if t.error is None and t.partitions}
+        there = {name: t.partitions for name, t in found.items() if t.error is None and t.partitions}
+        self.copies = {name: min(len(p.replicas) for p in parts.values()) for name, parts in there.items()}
+        return {name: len(parts) for name, parts in there.items()}
 
     def create(self, topics: list[NewTopic]) -> dict[str, str]:
         """Returns topic -> reason for topics refused over their settings. A topic that appeared meanwhile is fine."""

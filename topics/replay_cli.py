@@ -63,7 +63,7 @@ def replay(
         run = Replay(source, kafka, factor, names, resume, shift_to_now, bar.show, stop)
         if create:
             admin.create(kafka, run.topics)
-        admin.require(kafka, run.topics)
+        admin.require(kafka, run.topics, any_partitions=True)
         state = run.run()
     if as_json:
         bad = {"bad_lines": source.bad.count, "bad_reasons": source.bad.reasons}

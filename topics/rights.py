@@ -49,8 +49,8 @@ RIGHTS: tuple[Rights, ...] = (
     ),
     Rights(
         "monitor", ("stats", "ranked-ads", "feedback"), describe=("candidates", "precompute", "impressions"),
-        groups=("monitor",), describe_groups=("verifier", "embedder", "ranker", "counter", "counter-clicks"),
-        own_topics=("monitor-",),
+        describe_groups=("verifier", "embedder", "embedder-state", "ranker", "counter", "counter-clicks"),
+        groups=("monitor",), own_topics=("monitor-",),
     ),
     Rights("retrieval", write=("candidates",)),
     Rights("catalogue", write=("items",)),

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from topics import admin as topic_admin
 from topics.brokers import Broker, JavaCluster, JavaKafka, wait_ready
 from topics.errors import BrokerError
 from topics.kafka import KafkaSettings, admin, consumer, producer
@@ -119,6 +120,11 @@ def test_the_leader_of_a_partition_moves_when_its_node_is_killed(tmp_path: Path)
         assert read(kafka, topic, 2) == [b"1", b"2"]
         moved = admin(kafka).list_topics(topic, timeout=300).topics[topic].partitions[0].leader
         assert moved != leader
+        # With one node gone: what two copies confirm is still taken, and the topics we make ask for as much.
+        topic_admin.create(kafka, ["dlq", "stats"])
+        assert topic_admin.check(kafka, ["dlq", "stats"]) == []
+        (dlq,) = topic_admin.describe(kafka, ["dlq"])
+        assert dlq.config["min.insync.replicas"] == "2"
     assert not cluster.running
     assert all(node.pid is None for node in cluster.nodes)
 

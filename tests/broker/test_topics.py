@@ -56,6 +56,36 @@ def test_partition_counts_that_do_not_line_up_are_refused_with_both_named(kafka:
     admin.require(kafka, ["items", "impressions"])  # what a role does not use does not stop it
 
 
+def test_a_setting_that_is_not_what_the_topics_have_is_refused_with_the_remedy(kafka: KafkaSettings) -> None:
+    n = kafka.partitions
+    admin.create(kafka)
+    less, more = (dataclasses.replace(kafka, partitions=k) for k in (n - 1, n + 1))
+    with pytest.raises(ContractError) as e:
+        admin.require(less)
+    assert f"topics have {n} partitions, kafka.partitions is {n - 1}: set kafka.partitions = {n}" in str(e.value)
+    assert "--alter" not in str(e.value), "partitions are only added"
+    with pytest.raises(ContractError, match=rf"set kafka.partitions = {n}, or stop the roles.*--alter"):
+        admin.require(more, ["impressions"])
+    admin.require(less, ["impressions"], any_partitions=True)
+    admin.require(less, ["items", "stats"])
+    admin.alter(less)
+    assert admin.check(kafka) == [], "nothing was changed by a setting that is too small"
+    admin.alter(more)
+    assert admin.check(more) == []
+
+
+def test_copies_that_are_not_there_are_said_and_never_made_unwritable(kafka: KafkaSettings) -> None:
+    admin.create(kafka)
+    three = dataclasses.replace(kafka, replication=3)
+    assert admin.config_of(three, contracts.BY_NAME["dlq"])["min.insync.replicas"] == "2"
+    assert "min.insync.replicas" not in admin.config_of(kafka, contracts.BY_NAME["dlq"])
+    report = admin.inspect(three, ["dlq"])
+    assert report.mismatches == []
+    copies = f"{kafka.topic('dlq')}: copies 1, kafka.replication = 3"
+    assert [n for n in report.notes if copies in n]
+    assert admin.alter(three, ["dlq"]) == []
+
+
 def test_settings_that_differ_are_named_and_changed_only_on_demand(kafka: KafkaSettings) -> None:
     client = clients.admin(kafka)
     wrong = {"retention.ms": "1000", "message.timestamp.type": "CreateTime", "max.message.bytes": "1000"}
@@ -100,7 +130,8 @@ def test_alter_adds_partitions_until_all_line_up(kafka: KafkaSettings) -> None:
         time.sleep(0.05)  # brokers hear of it after the controller has answered
     assert [m.topic for m in admin.check(kafka)] == [topic]
     admin.alter(kafka)
-    assert admin.check(kafka) == []
+    assert admin.check(dataclasses.replace(kafka, partitions=more)) == []
+    assert [m.what for m in admin.check(kafka)] == ["kafka.partitions"], "the setting is to follow"
     counts = {s.contract.name: len(s.partitions) for s in admin.describe(kafka) if s.contract.aligned}
     assert set(counts.values()) == {more}
 

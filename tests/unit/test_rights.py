@@ -9,6 +9,7 @@ import pytest
 from streams.counter_steps import ClickedLane, ShownLane
 from streams.monitor.connect import TOPICS
 from streams.roles import PairLane, RankerStep, StateLane, VerifierStep
+from topics.admin import ROLES as GROUPS
 from topics.contracts import CONTRACTS
 from topics.errors import ContractError
 from topics.rights import BY_PRINCIPAL, RIGHTS, rights_markdown, topics_of
@@ -42,7 +43,11 @@ def test_every_topic_has_those_who_write_and_read_it() -> None:
         for who in c.reads.split(", "):
             if who in BY_PRINCIPAL:
                 assert who in readers, c.name
-    assert set(BY_PRINCIPAL["monitor"].read) == set(TOPICS)
+    monitor = BY_PRINCIPAL["monitor"]
+    assert set(monitor.read) == set(TOPICS)
+    assert {*monitor.describe_groups, "monitor"} == set(GROUPS), "whose lag it shows"
+    behind = {c.name for c in CONTRACTS if set(c.reads.split(", ")) & set(GROUPS)}
+    assert behind <= {*monitor.read, *monitor.describe}
 
 
 def test_topics_of_a_role() -> None:
