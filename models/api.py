@@ -200,6 +200,8 @@ class Runtime(Protocol):
     info: ModelInfo
     device: str
     """what the session really runs on: "cpu" or "cuda:0" """
+    non_finite: int
+    """numbers of the graphs that were not finite and were replaced, since the start"""
 
     def score(self, batch: PairBatch, counts: Counts | None = None) -> VmScores:
         """Base VM over all pairs. `counts` of these pairs as of `batch.ts_ms` are heeded where `info.rolling`; None:

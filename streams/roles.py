@@ -79,8 +79,18 @@ class BaseStep(PlainStep):
         if fresh is not None:
             old, self.runtime = self.runtime, fresh
             self.swap(fresh)
+            self.counters["non_finite"] += old.non_finite
             old.close()
             self.counters["bundles_swapped"] += 1
+
+    def input_totals(self) -> Counter[str]:
+        """Of the model, the features and the catalogue: what came in that could not be used as it was."""
+        found = {
+            "non_finite": self.runtime.non_finite,
+            "mistyped": self.encoder.mistyped,
+            "items_evicted": self.catalogue.evicted,
+        }
+        return self.counters + Counter(found)
 
     def swap(self, runtime: Runtime) -> None:
         """Gives the core another model; counters, gates and stores stay."""
@@ -148,7 +158,7 @@ class VerifierStep(BaseStep):
         return StepResult(outputs, dead)
 
     def totals(self) -> Mapping[str, int]:
-        return Counter(self.core.totals()) + self._closed + self.counters
+        return Counter(self.core.totals()) + self._closed + self.input_totals()
 
 
 class StateLane(BaseStep):
@@ -185,7 +195,7 @@ class StateLane(BaseStep):
         return StepResult(outputs, dead)
 
     def totals(self) -> Mapping[str, int]:
-        return self.core.counters + self.counters
+        return self.core.counters + self.input_totals()
 
 
 class PairLane(BaseStep):
@@ -267,7 +277,7 @@ class PairLane(BaseStep):
             self.stores.apply_own(p, own)
 
     def totals(self) -> Mapping[str, int]:
-        return self.core.counters + self.stores.counters + self.counters
+        return self.core.counters + self.stores.counters + self.input_totals()
 
 
 class RankerStep(BaseStep):
@@ -292,9 +302,8 @@ class RankerStep(BaseStep):
 
     def swap(self, runtime: Runtime) -> None:
         self.core.swap(runtime)
-        held = list(self._neighbours)
-        for p in held:
-            self._neighbours.pop(p).close()
+        for p in list(self._neighbours):
+            self._drop_neighbours(p)
         for p in self.stores.by_partition:
             self._find_neighbours(p)
 
@@ -309,7 +318,7 @@ class RankerStep(BaseStep):
     def close(self, partition: int) -> None:
         self._restoring.discard(partition)
         if partition in self._neighbours:
-            self._neighbours.pop(partition).close()
+            self._drop_neighbours(partition)
         self.stores.close(partition)
         if self.counts is not None:
             self.counts.close(partition)
@@ -331,6 +340,11 @@ class RankerStep(BaseStep):
                 self.stores.by_partition[partition], self.runtime.info.fm_hash, self.core.dims,
                 NeighbourSettings(k=k), self.stores.folder / f"{partition}-neighbours",
             )  # fmt: skip
+
+    def _drop_neighbours(self, partition: int) -> None:
+        neighbours = self._neighbours.pop(partition)
+        neighbours.close()
+        self.counters["neighbour_failures"] += neighbours.failed
 
     def follow(
         self, topic: str, partition: int, offsets: Sequence[int], values: Sequence[bytes | None], next_offset: int
@@ -390,7 +404,8 @@ class RankerStep(BaseStep):
 
     def totals(self) -> Mapping[str, int]:
         counts = self.counts.totals() if self.counts is not None else {}
-        return {**(self.core.counters + self.stores.counters + self.counters), **counts}
+        failed = Counter(neighbour_failures=sum(n.failed for n in self._neighbours.values()))
+        return {**(self.core.counters + self.stores.counters + self.input_totals() + failed), **counts}
 
 
 def gate_settings(settings: Settings) -> GateSettings:
