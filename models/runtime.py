@@ -8,7 +8,10 @@ costs seconds there, and a new size each time lets the arena grow.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -337,6 +340,17 @@ def _cat(parts: list[Array], empty: tuple[int, ...]) -> Array:
     return np.concatenate(parts) if parts else np.zeros(empty, np.float32)
 
 
+@cache
+def _preload_cuda() -> None:
+    """Loads the CUDA libraries of the nvidia-* wheels, where there are any: the system's loader does not find them.
+    What it could not load it prints; a session that misses it says so (`DeviceError`)."""
+    import onnxruntime as ort
+
+    if hasattr(ort, "preload_dlls"):
+        with redirect_stdout(sys.stderr):
+            ort.preload_dlls()
+
+
 def _session(name: str, data: bytes, kind: str, index: int, threads: int, gpu_memory_bytes: int) -> Any:
     import onnxruntime as ort
 
@@ -355,6 +369,7 @@ def _session(name: str, data: bytes, kind: str, index: int, threads: int, gpu_me
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers: list[Any] = [provider]
     if kind != "cpu":
+        _preload_cuda()
         cuda: dict[str, Any] = {"device_id": index, "arena_extend_strategy": "kSameAsRequested"}
         if gpu_memory_bytes:
             cuda["gpu_mem_limit"] = gpu_memory_bytes
@@ -371,6 +386,6 @@ def _session(name: str, data: bytes, kind: str, index: int, threads: int, gpu_me
     if provider not in got:
         raise DeviceError(
             f"device {kind}: the session for graph {name} got {', '.join(got)} instead of {provider}; "
-            "check the driver and CUDA libraries, or ask for device cpu"
+            "check the driver and CUDA libraries (the extra `gpu`), or ask for device cpu"
         )
     return session

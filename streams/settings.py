@@ -11,6 +11,7 @@ Adding a setting is one line in its group; units are in the name. Relative paths
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -26,6 +27,8 @@ from topics.kafka import KafkaSettings
 
 CONFIG_VARIABLE = "SOLARIS_CONFIG"
 CONFIG_FILE = Path("solaris.toml")
+_DEVICE = re.compile(r"cpu|(cuda|tensorrt)(:[0-9]{1,3})?")
+"""what `models.runtime.OnnxRuntime` takes"""
 DEMO_BUNDLE = Path(__file__).parents[1] / "models" / "demo_bundle"
 
 
@@ -39,7 +42,9 @@ class Store(StoreSettings):
 @dataclass(frozen=True, slots=True)
 class Model:
     bundle: Path = setting(DEMO_BUNDLE, "folder of the model bundle")
-    device: Literal["cpu", "cuda"] = setting("cpu", "device the FM runs on; refused when it is not there")
+    device: str = setting(
+        "cpu", "device the models run on: cpu, cuda, cuda:<n>, tensorrt or tensorrt:<n>; refused when it is not there"
+    )
     threads: int = setting(1, "threads of one inference session on a CPU", low=1, high=1024)
     reload_s: float = setting(5.0, "how often the bundle folder is looked at for a new bundle; 0: never", low=0)
 
@@ -266,6 +271,10 @@ def _check(s: Settings) -> None:
     """What no single key can say."""
     if not s.kafka.bootstrap.strip():
         raise SettingsError("kafka.bootstrap", s.kafka.bootstrap, "name a broker, as in 127.0.0.1:9092")
+    if not _DEVICE.fullmatch(s.model.device):
+        raise SettingsError(
+            "model.device", s.model.device, "one of cpu, cuda, cuda:<n>, tensorrt, tensorrt:<n>; n counts cards from 0"
+        )
     legal = all(c.isascii() and (c.isalnum() or c in "._-") for c in s.kafka.prefix)
     if not legal or len(s.kafka.prefix) > 200:
         raise SettingsError("kafka.prefix", s.kafka.prefix, "letters, digits, '.', '_' and '-', at most 200")

@@ -164,3 +164,15 @@ def _bundle():  # type: ignore[no-untyped-def]
     from models.bundle import read_bundle
 
     return read_bundle(DEMO)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0", "cuda:11", "tensorrt", "tensorrt:1"])
+def test_the_setting_takes_the_devices_that_the_runtime_takes(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from models import runtime as module
+    from streams.settings import load
+
+    opened: list[tuple[str, int]] = []
+    monkeypatch.setattr(module, "_session", lambda name, data, kind, index, *_: opened.append((kind, index)))
+    OnnxRuntime(_bundle(), load(sets=[f"model.device={device}"], environment={}).model.device)
+    kind, _, index = device.partition(":")
+    assert set(opened) == {(kind, int(index or 0))}
