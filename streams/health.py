@@ -6,22 +6,26 @@ restored, ``/metrics`` the counters in Prometheus' text format, ``/status`` the 
 
 from __future__ import annotations
 
+import errno
 import logging
-import re
+import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import msgspec
 
-log = logging.getLogger(__name__)
+from streams.counters import known, metric
+from topics.errors import SettingsError
 
-_NOT_NAME = re.compile(r"[^a-zA-Z0-9_]")
+log = logging.getLogger(__name__)
 
 
 class HealthServer:
-    """`status()` returns {"live": bool, "ready": bool, "role": str, "counters": {...}, ...}."""
+    """`status()` returns {"live": bool, "ready": bool, "role": str, "counters": {...}, ...}.
+
+    Raises `SettingsError` when the port or the address cannot be listened on."""
 
     def __init__(self, host: str, port: int, status: Callable[[], Mapping[str, Any]]) -> None:
         class Handler(BaseHTTPRequestHandler):
@@ -62,7 +66,10 @@ class HealthServer:
             def log_message(self, format: str, *args: Any) -> None:
                 log.debug(format, *args)
 
-        self._server = ThreadingHTTPServer((host, port), Handler)
+        try:
+            self._server = ThreadingHTTPServer((host, port), Handler)
+        except OSError as e:
+            raise _cannot_listen(host, port, e) from None
         self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
@@ -75,12 +82,32 @@ class HealthServer:
         self._server.server_close()
 
 
+def require_free(host: str, ports: Iterable[int]) -> None:
+    """Raises `SettingsError` for the first port that could not be listened on now."""
+    for port in ports:
+        try:
+            with socket.create_server((host, port), reuse_port=False):
+                pass
+        except OSError as e:
+            raise _cannot_listen(host, port, e) from None
+
+
+def _cannot_listen(host: str, port: int, e: OSError) -> SettingsError:
+    if e.errno == errno.EADDRINUSE:
+        return SettingsError("http.port", port, "is in use")
+    if e.errno == errno.EACCES:
+        return SettingsError("http.port", port, "is not for this user to listen on")
+    return SettingsError("http.host", host, f"cannot be listened on: {e.strerror}")
+
+
 def prometheus(status: Mapping[str, Any]) -> str:
     role = status["role"]
-    lines = [
-        f'solaris_live{{role="{role}"}} {int(status["live"])}',
-        f'solaris_ready{{role="{role}"}} {int(status["ready"])}',
-    ]
+    lines = []
+    for name in ("live", "ready"):
+        lines += [f"# TYPE solaris_{name} gauge", f'solaris_{name}{{role="{role}"}} {int(status[name])}']
     for name, value in sorted(status["counters"].items()):
-        lines.append(f'solaris_{_NOT_NAME.sub("_", name)}_total{{role="{role}"}} {value}')
+        full, kind = metric(role, name, "solaris_")
+        of = known(role, name)
+        lines += [f"# HELP {full} {of.meaning}"] if of is not None else []
+        lines += [f"# TYPE {full} {kind}", f'{full}{{role="{role}"}} {value}']
     return "\n".join(lines) + "\n"

@@ -112,6 +112,7 @@ def _serve(role: str, settings: Settings, instance: str, stopping: threading.Eve
             "started_ms": started_ms,  # counters begin at zero with every start, also in the same process
             "live": all(now - loop.heartbeat < _LIVE_S for loop in loops),
             "ready": all(loop.ready for loop in loops),
+            "stopping": stopping.is_set(),  # what is not heard of afterwards was meant to end
             "device": device,
             "vm": watch.info.vm if watch is not None else "",
             "fm": watch.info.fm if watch is not None else "",
@@ -125,6 +126,7 @@ def _serve(role: str, settings: Settings, instance: str, stopping: threading.Eve
     if settings.http.port:
         server = HealthServer(settings.http.host, settings.http.port, status)
         server.start()
+        log.info("%s: http://%s:%d/status, also /live, /ready and /metrics", role, settings.http.host, server.port)
     reporter.start()
     if backlog is not None:
         backlog.start()
@@ -209,6 +211,7 @@ def _load(settings: Settings) -> Runtime:
 def _calm_collector() -> None:
     """What is loaded by now stays: the collector need not look at it again and again. Batches make thousands of
     objects that all die young, without cycles; looking through them as often as by default costs 5 % and pauses."""
+    gc.unfreeze()  # what a restart in place left, with its models and clients
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)

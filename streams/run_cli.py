@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import logging
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from streams.config_cli import ConfigOption, SetOption
+
+if TYPE_CHECKING:
+    from streams.settings import Http
 
 ROLES = ("verifier", "embedder", "ranker")
 """those of every installation; `counter` is started where the bundle's VM sees rolling counts"""
@@ -88,6 +91,22 @@ def run(
         "verifier": verifiers, "embedder": embedders, "counter": counters, "ranker": rankers, "monitor": int(monitor)
     }  # fmt: skip
     counts = {role: n for role, n in counts.items() if n}
+    supervisor = Supervisor(counts, arguments, settings.loop.shutdown_deadline_s, settings.http.port)
+    _check_ports(supervisor.ports, settings.http, monitor)
     require(settings.kafka, {name for role in counts for name in topics_of(role)})
     logging.getLogger(__name__).info("roles on %s: %s", settings.kafka.bootstrap, counts)
-    Supervisor(counts, arguments, settings.loop.shutdown_deadline_s).run()
+    supervisor.run()
+
+
+def _check_ports(ports: range, http: Http, monitor: bool) -> None:
+    """Before anything is started: a process that cannot listen would be started again and again."""
+    from streams.health import require_free
+    from topics.errors import SettingsError
+
+    if ports and ports[-1] > 65_535:
+        raise SettingsError("http.port", http.port, f"the {len(ports)} processes need as many ports from it on")
+    if monitor and http.monitor_port in ports:
+        raise SettingsError(
+            "http.monitor_port", http.monitor_port, f"is one of the processes', {ports[0]} to {ports[-1]}"
+        )
+    require_free(http.host, ports)

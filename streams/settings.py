@@ -118,7 +118,12 @@ class Loop:
 @dataclass(frozen=True, slots=True)
 class Http:
     host: str = setting("127.0.0.1", "address the metrics and pages listen on")
-    port: int = setting(0, "0: off", low=0, high=65_535)
+    port: int = setting(
+        0,
+        "port of /live, /ready, /status and /metrics of one process; 0: none; under `solaris run` the first of "
+        "consecutive ports",
+        low=0, high=65_535,
+    )  # fmt: skip
     monitor_port: int = setting(6066, "where the monitor serves its page", low=1, high=65_535)
 
 
@@ -172,6 +177,9 @@ _GUARDED = {
     "group.id": "groups are named after kafka.prefix and the role",
     "group.instance.id": "set loop.instance_id",
     "transactional.id": "the loop names its transactions itself",
+    "auto.offset.reset": "a role begins where nothing is committed, and says what was deleted before it was read",
+    "partition.assignment.strategy": "stores move with their partitions, one at a time",
+    "max.poll.interval.ms": "set loop.session_timeout_ms",
     "isolation.level": "roles read committed records only",
     "enable.auto.commit": "offsets are committed with the results",
     "enable.auto.offset.store": "offsets are committed with the results",

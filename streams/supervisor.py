@@ -1,5 +1,7 @@
 """`solaris run`: all roles on one host, each a process of its own, restarted with back-off, stopped in order.
 
+Where `http.port` is set, it is the first of consecutive ports, one a process.
+
 Stopping goes upstream first (verifier, embedder, counter, ranker, monitor), so that what is in flight is still served.
 """
 
@@ -22,6 +24,7 @@ from streams.orphan import SUPERVISOR
 log = logging.getLogger(__name__)
 
 BACK_OFF_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+MONITOR = "monitor"
 _STEADY_S = 60.0
 
 
@@ -49,15 +52,28 @@ class Supervisor:
     arguments: Sequence[str] = ()
     """passed on to every role's command line"""
     shutdown_deadline_s: float = 10.0
+    http_port: int = 0
+    """of the first process; the next ones have those that follow, and one that is started again keeps its own. 0: none.
+    The monitor's pages are at a port of their own"""
     children: list[Child] = field(default_factory=list)
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
+        ports = iter(self.ports)
         for role, n in self.counts.items():
             for k in range(n):
-                child = Child(role, k, [sys.executable, "-m", "streams.cli", role, *self.arguments])
+                command = [sys.executable, "-m", "streams.cli", role, *self.arguments]
+                if self.http_port and role != MONITOR:
+                    command += ["--set", f"http.port={next(ports)}"]
+                child = Child(role, k, command)
                 self.children.append(child)
                 self._spawn(child)
+
+    @property
+    def ports(self) -> range:
+        """`http.port` of the processes, in their order."""
+        n = sum(n for role, n in self.counts.items() if role != MONITOR)
+        return range(self.http_port, self.http_port + n) if self.http_port else range(0)
 
     def run(self) -> None:
         """Until SIGTERM or Ctrl-C."""

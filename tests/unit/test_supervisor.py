@@ -124,3 +124,29 @@ def test_a_process_without_a_supervisor_is_left_alone(monkeypatch: pytest.Monkey
     monkeypatch.delenv(orphan.SUPERVISOR, raising=False)
     orphan.stop_with_supervisor()
     assert not [t for t in threading.enumerate() if t.name == "supervisor-watch"]
+
+
+def test_processes_have_consecutive_ports_and_keep_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor.sys, "executable", "/bin/true")
+    monkeypatch.setattr(supervisor, "BACK_OFF_S", (0.0,))
+    s = Supervisor({"verifier": 1, "ranker": 2, "monitor": 1}, ["--set", "http.port=9000"], http_port=9000)
+    assert list(s.ports) == [9000, 9001, 9002]
+    s.start()
+    commands = {c.name: list(c.command) for c in s.children}
+    assert {name: c[-1] for name, c in commands.items()} == {
+        "verifier-0": "http.port=9000", "ranker-0": "http.port=9001", "ranker-1": "http.port=9002",
+        "monitor-0": "http.port=9000",
+    }  # fmt: skip
+    assert len(commands["monitor-0"]) == len(commands["ranker-1"]) - 2, "the monitor has http.monitor_port"
+
+    def all_again() -> bool:
+        s.watch()
+        return all(c.restarts for c in s.children)
+
+    until(all_again)
+    assert {c.name: list(c.command) for c in s.children} == commands
+    s.stop()
+
+
+def test_without_a_port_none_is_given() -> None:
+    assert list(Supervisor({"verifier": 2}).ports) == []
