@@ -14,6 +14,7 @@ import msgspec
 from confluent_kafka import TopicPartition
 
 from streams.audit import read_all
+from streams.counters import known
 from topics.kafka import KafkaSettings, consumer, group_name
 
 ROOT = Path(__file__).parents[1]
@@ -113,6 +114,13 @@ class Roles:
                 if time.monotonic() > deadline:
                     raise AssertionError(f"{group} is behind on {topic} by {behind} after {timeout_s} s\n{self.logs()}")
                 time.sleep(0.3)
+        self._check_counters()
+
+    def _check_counters(self) -> None:
+        """What the roles count is what streams/counters.py lists."""
+        said = [msgspec.json.decode(r.value or b"{}") for r in read_all(self.kafka, "stats")]
+        unlisted = {(s["role"], name) for s in said for name in s["counters"] if known(s["role"], name) is None}
+        assert not unlisted, "add these to streams/counters.py"
 
     def behind(self, group: str, topic: str) -> dict[int, int]:
         """Partition -> distance in offsets from what the group has committed to the last committed record of its

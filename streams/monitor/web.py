@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from streams.counters import metric
 from streams.monitor.figures import View
 
 PAGE = Path(__file__).with_name("page.html")
@@ -103,7 +104,8 @@ def prometheus(view: View, now_ms: int) -> str:
         add("solaris_role_live", "gauge", int(r["live"]), **labels)
         add("solaris_role_ready", "gauge", int(r["ready"]), **labels)
         for name, n in sorted(r["counters"].items()):
-            add(f"solaris_role_{_NOT_NAME.sub('_', name)}_total", "counter", n, **labels)
+            full, kind = metric(r["role"], name, "solaris_role_")
+            add(full, kind, n, **labels)
     return "\n".join(line for lines in out.values() for line in lines) + "\n"
 
 

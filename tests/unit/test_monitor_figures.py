@@ -156,6 +156,11 @@ def test_metrics_escape_their_labels() -> None:
     record = {"ts": 1, "role": 'r"\\\n', "instance": "h", "pid": 1, "counters": {"a-b.c": 3}}
     p.stats(T, msgspec.json.encode(record))
     text = prometheus(view(p), T)
+    p.stats(*stats("ranker", 2, T, item_counts_items=4, ads=1))
+    of_ranker = prometheus(view(p), T)
+    assert "# TYPE solaris_role_item_counts_items gauge" in of_ranker
+    assert 'solaris_role_item_counts_items{role="ranker",instance="h",pid="2"} 4' in of_ranker
+    assert "# TYPE solaris_role_ads_total counter" in of_ranker
     assert 'solaris_role_a_b_c_total{role="r\\"\\\\\\n",instance="h",pid="1"} 3' in text
     assert all(line.startswith(("#", "solaris_")) for line in text.splitlines())
     assert len([x for x in text.splitlines() if x.startswith("# TYPE solaris_role_live ")]) == 1
