@@ -76,15 +76,19 @@ class View:
         return out
 
     def roles(self, now_ms: int) -> list[dict[str, Any]]:
-        """Every process heard of in the time that is kept."""
+        """Every process heard of in the time that is kept. `gone`: not heard of for `STALE_MS`; `ended`: as it should,
+        since it was told to stop, or its successor, of the same role and instance, has been heard of since."""
+        latest = self.processes.latest()
+        newest = {(s.role, s.instance): s.pid for s in sorted(latest, key=lambda s: s.ts)}
         return [
             {
                 "role": s.role, "instance": s.instance, "pid": s.pid, "started_ms": s.started_ms,
-                "live": s.live, "ready": s.ready,
-                "gone": now_ms - s.ts > STALE_MS, "heard_ms_ago": max(0, now_ms - s.ts), "device": s.device,
+                "live": s.live, "ready": s.ready, "gone": now_ms - s.ts > STALE_MS,
+                "ended": now_ms - s.ts > STALE_MS and (s.stopping or newest[s.role, s.instance] != s.pid),
+                "heard_ms_ago": max(0, now_ms - s.ts), "device": s.device,
                 "vm": s.vm, "fm": s.fm, "partitions": s.partitions, "counters": s.counters,
             }
-            for s in self.processes.latest()
+            for s in latest
         ]  # fmt: skip
 
     def _work(self, from_ms: int, to_ms: int) -> dict[str, Any]:

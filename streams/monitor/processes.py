@@ -33,6 +33,8 @@ class Said(msgspec.Struct):
     """when these counters began; 0 from processes that do not say so"""
     live: bool = False
     ready: bool = False
+    stopping: bool = False
+    """it was told to stop"""
     device: str = ""
     vm: str = ""
     fm: str = ""

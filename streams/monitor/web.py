@@ -98,11 +98,14 @@ def prometheus(view: View, now_ms: int) -> str:
     for role, n in view.lag.items():
         add("solaris_lag_records", "gauge", n, role=role)
     for r in view.roles(now_ms):
-        if r["gone"]:
+        if r["ended"]:
             continue
         labels = {"role": r["role"], "instance": r["instance"], "pid": r["pid"]}
-        add("solaris_role_live", "gauge", int(r["live"]), **labels)
-        add("solaris_role_ready", "gauge", int(r["ready"]), **labels)
+        # A process that fell silent is down until it is forgotten: an alert must not end because its subject has gone.
+        add("solaris_role_live", "gauge", int(r["live"] and not r["gone"]), **labels)
+        add("solaris_role_ready", "gauge", int(r["ready"] and not r["gone"]), **labels)
+        if r["gone"]:
+            continue
         for name, n in sorted(r["counters"].items()):
             full, kind = metric(r["role"], name, "solaris_role_")
             add(full, kind, n, **labels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -10,10 +11,15 @@ from typing import Any
 import pytest
 import yaml
 
+from streams.monitor.blocks import Blocks
+from streams.monitor.figures import View
+from streams.monitor.processes import Processes
+from streams.monitor.web import prometheus
 from streams.settings import load
 from topics.brokers.compose import COMPOSE_FILE, ROLES
 from topics.brokers.jars import KAFKA_FILES, find_java, jar_dir
 from topics.errors import BrokerError
+from topics.events import Feedback, RankedAds, encode
 
 ROOT = COMPOSE_FILE.parents[1]
 
@@ -59,6 +65,35 @@ def test_settings_in_compose_are_settings_there_are(compose: dict[str, Any]) -> 
         settings = load(COMPOSE_FILE.with_name("defaults.toml"), environment=environment)
         assert settings.kafka.bootstrap == "kafka:19092"
         assert settings.http.port == 8080
+
+
+def test_prometheus_scrapes_every_role_and_loads_the_alerts(compose: dict[str, Any]) -> None:
+    folder = COMPOSE_FILE.parent / "prometheus"
+    settings = yaml.safe_load((folder / "prometheus.yaml").read_text())
+    targets = {t for job in settings["scrape_configs"] for c in job["static_configs"] for t in c["targets"]}
+    assert targets == {"monitor:6066", *(f"{role}:8080" for role in (*ROLES, "counter"))}
+    mounted = {v.split(":")[1]: v.split(":")[0] for v in compose["services"]["prometheus"]["volumes"]}
+    (rules,) = settings["rule_files"]
+    alerts = yaml.safe_load((COMPOSE_FILE.parent / mounted[rules]).read_text())
+    said = (ROOT / "docs" / "monitoring.md").read_text()
+    for rule in alerts["groups"][0]["rules"]:
+        assert f"`{rule['alert']}`" in said
+        assert rule["annotations"]["summary"]
+
+
+def test_alerts_are_about_metrics_there_are() -> None:
+    at = 1_700_000_000_000
+    view = View(Blocks(1.0, 60_000, 3_600_000), Processes(3_600_000), 1.0, {"ranker": 1})
+    said = {"ts": 1, "role": "ranker", "instance": "h", "pid": 1, "live": True, "ready": True}
+    view.processes.stats(at, json.dumps(said).encode())
+    ranked = RankedAds("i", "u", at, ["x", "y"], [0, 1], [0.8, 0.1], ["direct"] * 2, [5, 5], "v", "f", "live", 1, 2)
+    view.blocks.ranked(0, at, encode(ranked), at)
+    view.blocks.feedback(0, at, encode(Feedback("i", "u", at, ["x"])), at)
+    exported = set(re.findall(r"^# TYPE (\w+) gauge", prometheus(view, at), re.MULTILINE))
+    rules = yaml.safe_load((COMPOSE_FILE.parent / "prometheus" / "alerts.yaml").read_text())["groups"][0]["rules"]
+    used = {name for rule in rules for name in re.findall(r"\bsolaris_\w+", rule["expr"])}
+    assert len(used) >= 5
+    assert used <= exported
 
 
 def test_docker_and_java_run_the_same_kafka(compose: dict[str, Any]) -> None:

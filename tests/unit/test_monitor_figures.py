@@ -106,9 +106,37 @@ def test_a_process_not_heard_of_is_gone_then_forgotten_and_bad_stats_are_counted
     assert view(p).roles(T + STALE_MS)[0]["gone"] is False
     assert view(p).roles(T + STALE_MS + 1)[0]["gone"] is True
     assert "solaris_role_impressions_total" in prometheus(view(p), T)
-    assert "solaris_role_impressions_total" not in prometheus(view(p), T + STALE_MS + 1)
+    late = prometheus(view(p), T + STALE_MS + 1)
+    assert "solaris_role_impressions_total" not in late
     assert p.expire(T + 60_000 + 2 * BLOCK_MS) == [("ranker/h/1", T - T % BLOCK_MS)]
     assert view(p).roles(T) == []
+
+
+def test_a_process_that_fell_silent_is_down_and_one_that_ended_as_it_should_is_not() -> None:
+    def ready(p: Processes, at: int) -> list[float]:
+        lines = prometheus(view(p), at).splitlines()
+        return [float(x.split()[-1]) for x in lines if x.startswith("solaris_role_ready{")]
+
+    def states(p: Processes, at: int) -> list[tuple[int, bool, bool]]:
+        return [(r["pid"], r["gone"], r["ended"]) for r in view(p).roles(at)]
+
+    p = Processes(3_600_000)
+    p.stats(*stats("ranker", 1, T))
+    assert ready(p, T) == [1.0]
+    late = T + STALE_MS + 1
+    assert ready(p, late) == [0.0], "min(solaris_role_ready) < 1 fires"
+    assert states(p, late) == [(1, True, False)]
+    assert ready(p, T + 3_000_000) == [0.0], "until it is forgotten"
+    # Its successor, of the same instance, has come: nothing is missing any more.
+    p.stats(*stats("ranker", 2, late))
+    assert ready(p, late) == [1.0]
+    assert states(p, late) == [(1, True, True), (2, False, False)]
+    # Told to stop: what is not heard of afterwards was meant to end.
+    _, value = stats("ranker", 2, 0)
+    p.stats(late + 10, msgspec.json.encode({**msgspec.json.decode(value), "stopping": True}))
+    assert ready(p, late + 10) == [1.0]
+    assert ready(p, late + 10 + STALE_MS + 1) == []
+    assert states(p, late + 10 + STALE_MS + 1)[1] == (2, True, True)
 
 
 def test_nothing_known_is_null_not_zero() -> None:
