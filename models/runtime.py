@@ -29,6 +29,8 @@ from topics.errors import BundleError, DeviceError
 log = logging.getLogger(__name__)
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider", "tensorrt": "TensorrtExecutionProvider"}
+NO_SCORE = np.float32(-50)
+"""stands for a logit that is not a number (features are other people's): a pCTR of 0, last of its list"""
 _OUT_OF_MEMORY = ("failed to allocate memory", "out of memory", "cuda_error_out_of_memory", "bad_alloc")
 
 
@@ -43,8 +45,9 @@ class OnnxRuntime:
     """`models.api.Runtime` over ONNX Runtime. `device`: "cpu", "cuda", "cuda:<n>", "tensorrt:<n>".
 
     Raises `DeviceError` when the session did not get the device asked for: it never falls back to the CPU silently.
-    Scores and item vectors that are not finite come out as 0 (or as the base logit) and count in `non_finite`; states
-    and embeddings are handed on as the graph gave them, for the embedder leaves such rows out.
+    Logits of the VM that are not finite come out as `NO_SCORE`, those of the slot model as the base logit, numbers of
+    profiles and item vectors as 0; all count in `non_finite`. States and embeddings are handed on as the graph gave
+    them, for the embedder leaves such rows out.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class OnnxRuntime:
             logits.append(outputs[0])
             if self._dims.profile and part.first:
                 profiles.append(outputs[1])
-        logit = self._finite(_cat(logits, (0,)))
+        logit = self._finite(_cat(logits, (0,)), NO_SCORE)
         profile = _cat(profiles, (0 if profiles else batch.requests, self._dims.profile))
         return VmScores(logit, self._finite(profile))
 
@@ -171,10 +174,10 @@ class OnnxRuntime:
         parts = [outputs[0] for _, outputs in self._over("vm_plus", batch, ("logit",), extra, made)]
         plus = _cat(parts, (0,))
         # Gating: a pair of which nothing is known has the base logit to the bit, and so has one whose logit is not
-        # a number.
+        # a number; a pair that has no base logit has no score at all.
         finite = np.isfinite(plus)
         self.non_finite += int((~finite).sum())
-        return base, np.where(known & finite, plus, base).astype(np.float32, copy=False)
+        return base, np.where(known & finite & (base > NO_SCORE), plus, base).astype(np.float32, copy=False)
 
     def warm_up(self) -> None:
         """Runs every graph once at every size it will be run at (once at a small size on a CPU)."""
@@ -268,13 +271,13 @@ class OnnxRuntime:
             return n
         return next((s for s in self._sizes if s >= n), n)
 
-    def _finite(self, values: Array) -> F32:
+    def _finite(self, values: Array, instead: np.float32 = np.float32(0)) -> F32:
         values = values.astype(np.float32, copy=False)
         finite = np.isfinite(values)
         if finite.all():
             return values
         self.non_finite += int((~finite).sum())
-        return np.where(finite, values, np.float32(0))
+        return np.where(finite, values, instead)
 
 
 _Made = dict[tuple[int, int, int, int], BatchInputs]

@@ -21,7 +21,15 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    TIMESTAMP_LOG_APPEND_TIME,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
 
 from streams import failpoints
 from streams.commits import Commits
@@ -32,7 +40,7 @@ from streams.step import Record, Step, Work
 from streams.transactions import Committer, Dropped, identity_lost
 from topics.contracts import CONTRACTS
 from topics.errors import BrokerError, ContractError, IdentityLost, SolarisError
-from topics.kafka import consumer, group_name
+from topics.kafka import consumer, group_name, watermarks
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +57,8 @@ GATHER_S = 0.004
 threads for each record costs the core more than it brings"""
 HAND_OVER_S = 0.002
 """how long the worker, when it can take them, waits for records that are being gathered"""
+_UNSTABLE_S = 0.5
+"""how long committed offsets are waited for at a time, which may take until a dead member's transaction has ended"""
 ROOM_S = 0.5
 """how long a full queue is waited for before its partitions are paused: after pause and resume the client may take a
 second to fetch again"""
@@ -221,6 +231,7 @@ class Loop:
             raise self._renamed()
         if not self._held_back and self._full and not self._wait_for_room():
             self._hold_back()
+        held = dict(self._owned)  # a revoke or an assignment is served inside the calls below
         first = self._consumer.poll(POLL_S)
         if self._follower.error is not None:
             self._stop.set()
@@ -237,12 +248,14 @@ class Loop:
             self._gathering = False
             return
         size = sum(len(r.value or b"") for r in records)
+        held = {p: generation for p, generation in held.items() if self._owned.get(p) == generation}
         for r in records:
-            self._next[r.partition] = r.offset + 1
+            if r.partition in held:
+                self._next[r.partition] = r.offset + 1
         with self._lock:
             self._waiting += len(records)
             self._waiting_bytes += size
-        self._mail.put(_Polled(records, dict(self._owned), size))
+        self._mail.put(_Polled(records, held, size))
         self._gathering = False
 
     def _serve_worker(self, synchronous: bool = False) -> None:
@@ -303,9 +316,33 @@ class Loop:
             KafkaError.GROUP_AUTHORIZATION_FAILED,
         ):
             raise BrokerError(f"{self.step.role}: {self._topic}: {error.str()}") from None
+        if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION):
+            self._skip_deleted(m)
+            return False
         self.counters["poll_errors"] += 1
         log.warning("%s: %s", self.step.role, error)
         return False
+
+    def _skip_deleted(self, m: Message) -> None:
+        """The broker no longer has the next record of a partition: its retention was shorter than our absence or our
+        lag. Work goes on with the first one that is left, and says so."""
+        p = m.partition()
+        if p is None or p not in self._owned:
+            return
+        low, _ = watermarks(self._consumer, self._topic, p)
+        missed = max(0, low - self._next.get(p, low))
+        self.counters["input_deleted"] += missed
+        log.error(
+            "%s: %s %d: %d records were deleted by the topic's retention before they were read; going on at offset %d. "
+            "Keep the topic longer (kafka.retention_ms.%s) or add processes",
+            self.step.role, self._topic, p, missed, low, self.step.input_topic,
+        )  # fmt: skip
+        self._next[p] = low
+        # Not by `seek`, which is refused after such an error.
+        self._consumer.incremental_unassign([TopicPartition(self._topic, p)])
+        self._consumer.incremental_assign([TopicPartition(self._topic, p, low)])
+        if self._held_back:
+            self._consumer.pause([TopicPartition(self._topic, p)])
 
     @property
     def _full(self) -> bool:
@@ -353,10 +390,8 @@ class Loop:
         up to a second later."""
         self._consumer.resume([TopicPartition(self._topic, p) for p in partitions])
         for p in partitions:
-            offset = self._next.get(p)
-            if offset is not None:
-                with contextlib.suppress(KafkaException):  # then it fetches in its own time
-                    self._consumer.seek(TopicPartition(self._topic, p, offset))
+            with contextlib.suppress(KafkaException):  # then it fetches in its own time
+                self._consumer.seek(TopicPartition(self._topic, p, self._next.get(p, OFFSET_BEGINNING)))
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._joined = True
@@ -376,9 +411,12 @@ class Loop:
                 "(`solaris topics create --alter`), set kafka.partitions to it and start the roles again"
             )
         committed = self._committed(consumer, partitions)
-        consumer.incremental_assign([TopicPartition(t.topic, t.partition, t.offset) for t in committed])
+        consumer.incremental_assign(
+            [TopicPartition(t.topic, t.partition, t.offset if t.offset >= 0 else OFFSET_BEGINNING) for t in committed]
+        )
         consumer.pause(partitions)  # until the worker has opened and restored them
         for tp in committed:
+            self._next.pop(tp.partition, None)
             if tp.offset >= 0:
                 self._next[tp.partition] = tp.offset
             self._generation += 1
@@ -392,7 +430,7 @@ class Loop:
         deadline = Deadline(self.settings.loop.transaction_timeout_ms / 1000 + 30)
         while True:
             try:
-                found = consumer.committed(partitions, timeout=5.0)
+                found = consumer.committed(partitions, timeout=_UNSTABLE_S)
                 errors = [tp.error for tp in found if tp.error is not None]
                 if not errors:
                     return found
@@ -402,6 +440,7 @@ class Loop:
                     raise
                 self.counters["broker_retries"] += 1
                 log.warning("%s: committed offsets: %s; trying again", self.step.role, e.args[0])
+                self._serve_worker()  # what is held already is committed meanwhile
                 time.sleep(0.1)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -465,6 +504,7 @@ class Loop:
     def _make_consumer(self) -> Consumer:
         loop = self.settings.loop
         properties: dict[str, Any] = {
+            "auto_offset_reset": "error",
             "partition_assignment_strategy": "cooperative-sticky",
             "session_timeout_ms": loop.session_timeout_ms,
             "heartbeat_interval_ms": max(300, loop.session_timeout_ms // 5),
@@ -664,7 +704,8 @@ class Loop:
         try:
             records = [r for m in polled for r in m.records if self._stands(r.partition, m.generations)]
             self._count_dropped(taken - len(records))
-            held = {r.partition: self._owned[r.partition] for r in records if r.partition in self._owned}
+            owned = dict(self._owned)
+            held = {p: owned[p] for p in {r.partition for r in records} if p in owned}
             for part in self.step.parts(records) if records else ():
                 if self._stop.is_set() and not self._leaving:
                     return  # what is left was not committed: its next owner does it
@@ -687,13 +728,14 @@ class Loop:
 
     def _commit(self, work: Work) -> None:
         try:
-            self._committer.commit(work, lambda p: self._owned.get(p) == work.generations[p])
+            records, dead = self._committer.commit(work, lambda p: self._owned.get(p) == work.generations[p])
         except Dropped as dropped:
             self._count_dropped(dropped.records)
             return
+        self._count_dropped(work.records - records)
         self.counters["steps"] += 1
-        self.counters["records"] += work.records
-        self.counters["dead"] += len(work.dead)
+        self.counters["records"] += records
+        self.counters["dead"] += dead
         failpoints.hit("after_apply")
 
     def _count_dropped(self, records: int) -> None:
@@ -707,5 +749,7 @@ class Loop:
         return standing and partition in self._open and partition not in self._leaving
 
     def _interrupted(self) -> bool:
-        """Whether a broker call that keeps failing should be given up: a stop was asked for."""
+        """Whether a broker call that keeps failing should be given up: a stop was asked for. Asked again and again
+        while the broker is away, which is a sign of life."""
+        self.heartbeat = time.monotonic()
         return self._stop.is_set()

@@ -168,7 +168,6 @@ class Ranker:
         counted = self._counts(batch, partitions, counts or {}) if self.runtime.info.rolling else None
         base, logit = self.runtime.score_both(batch, slots, counted)
         score = _sigmoid(logit)
-        # A score that is not finite (input features are other people's) goes last.
         order = kernels.order_by_value(batch.splits, score * _bids(events, batch.pairs))
         self._count(batch, slots.source)
         return Ranking(batch, logit, base, score, slots.source, slots.age_ms, slots.ages_ms, order)

@@ -61,7 +61,12 @@ class Work:
     """partition -> what is committed beside its offset"""
     generations: dict[int, int] = field(default_factory=dict)
     """partition -> the assignment its records came with"""
-    records: int = 0
+    counts: dict[int, int] = field(default_factory=dict)
+    """partition -> how many of the batch's records are its"""
+
+    @property
+    def records(self) -> int:
+        return sum(self.counts.values())
 
     @classmethod
     def of(
@@ -72,6 +77,7 @@ class Work:
         metadata: Callable[[int], str],
     ) -> Work:
         ends: dict[int, int] = {}
+        counts = Counter(r.partition for r in records)
         for r in records:
             ends[r.partition] = max(ends.get(r.partition, 0), r.offset + 1)
         return cls(
@@ -80,7 +86,7 @@ class Work:
             ends,
             {p: metadata(p) for p in ends},
             {p: generations[p] for p in ends},
-            len(records),
+            counts,
         )
 
 

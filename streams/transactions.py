@@ -123,8 +123,9 @@ class Committer:
     def _made(self) -> Producer:
         return self._producers[self._turn]
 
-    def commit(self, work: Work, owned: Callable[[int], bool]) -> None:
-        """Returns once committed and applied. Raises `Dropped` when none of its partitions is ours any more."""
+    def commit(self, work: Work, owned: Callable[[int], bool]) -> tuple[int, int]:
+        """Returns once committed and applied: how many records were, and how many of them as dead letters. Raises
+        `Dropped` when none of its partitions is ours any more."""
         dead = list(work.dead)
         attempt, one_by_one = 0, False
         while True:
@@ -144,7 +145,7 @@ class Committer:
             failpoints.hit("after_commit")
             if outputs:
                 self._step.committed(outputs, offsets)
-            return
+            return sum(work.counts[p] for p in mine), sum(r.partition in mine for r, _ in dead)
 
     def _attempt(
         self,

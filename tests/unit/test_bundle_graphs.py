@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.api import Feature, FeatureSpec, PairBatch
+from models.api import Feature, FeatureSpec, PairBatch, Slots
 from models.bundle import Bundle, Dims, Graph, Input, Manifest, Model, load_bundle, write_bundle
 from models.probe import probe_batch
-from models.runtime import OnnxRuntime
+from models.runtime import NO_SCORE, OnnxRuntime
+from streams.gate import Gate, GateSettings
 from topics.errors import BundleError
 
 onnx = pytest.importorskip("onnx")
@@ -84,6 +85,15 @@ def test_scores_that_are_not_finite_are_counted(tmp_path: Path) -> None:
     batch: PairBatch = probe_batch(SPEC, 1, 2, seed=0)
     batch.item_features[0] = [1.0, 1e20]
     logit = runtime.score(batch).logit
-    assert logit[1] == 0
+    assert logit[1] == NO_SCORE
     assert logit[0] > 1e29
     assert runtime.non_finite == 1
+
+
+def test_an_ad_without_a_score_goes_last_and_its_pair_is_not_worth_a_call(tmp_path: Path) -> None:
+    runtime = OnnxRuntime(bundle_of(tmp_path / "mine", vm_graph(weight=1e30)))
+    batch: PairBatch = probe_batch(SPEC, 1, 3, seed=0)
+    batch.item_features[0] = [-1e-30, 1e20, -2e-30]
+    logit = runtime.score_plus(batch, Slots.empty(3, runtime.info.dim, runtime.info.dots))
+    assert np.argsort(-logit).tolist()[-1] == 1
+    assert Gate(GateSettings(top_k=2)).decide(1, 1_000, logit).tolist() == [0, 2]

@@ -11,7 +11,7 @@ from streams.step import Output, Record, StepResult, Work
 
 
 def work(n: int) -> Work:
-    return Work(records=n)
+    return Work(counts={0: n})
 
 
 def test_in_order_one_at_a_time_and_beside_the_caller() -> None:

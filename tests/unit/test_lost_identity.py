@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import gc
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
 from streams import process
 from topics.errors import BrokerError, IdentityLost
+
+
+@pytest.fixture
+def restored_collector() -> Iterator[None]:
+    threshold = gc.get_threshold()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*threshold)
 
 
 def ends(outcomes: Iterable[bool | BaseException]) -> Callable[[], bool]:
@@ -48,3 +58,18 @@ def test_nothing_is_taken_again_by_a_process_that_is_to_stop() -> None:
 def test_other_errors_end_the_process_at_once() -> None:
     with pytest.raises(BrokerError):
         process._serve_on(ends([BrokerError("gone"), False]), "ranker", lambda: False)
+
+
+def test_what_a_restart_in_place_leaves_is_freed(restored_collector: None) -> None:
+    """A loop and its committer know each other, and what was loaded is frozen for the collector."""
+
+    class Loop:
+        def __init__(self) -> None:
+            self.committer = self
+
+    loop = Loop()
+    gone = weakref.ref(loop)
+    process._calm_collector()
+    del loop
+    process._calm_collector()
+    assert gone() is None
