@@ -20,7 +20,7 @@ from topics.errors import BrokerError
 
 log = logging.getLogger(__name__)
 
-KAFKA_FILES = Path(__file__).resolve().parents[2] / "docker" / "kafka"
+KAFKA_FILES = Path(__file__).resolve().with_name("kafka")
 LEAST_JAVA = 17
 
 
