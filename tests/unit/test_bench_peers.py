@@ -149,5 +149,5 @@ def test_kafka_streams_is_of_the_brokers_version() -> None:
         return found.group(1)
 
     ours = kafka(kstreams_env.PROJECT / "pom.xml")
-    assert ours == kafka(ROOT / "docker" / "kafka" / "pom.xml")
+    assert ours == kafka(ROOT / "topics" / "brokers" / "kafka" / "pom.xml")
     assert f"Kafka Streams {ours}" in FOOT
