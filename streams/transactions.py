@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from threading import get_ident
 from typing import Any, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -88,7 +89,8 @@ class Committer:
         self._exactly_once = settings.loop.guarantee == "exactly_once"
         self._producers: list[Producer] = []
         self._turn = 0
-        self._call_began: float | None = None
+        self._calls: dict[int, float] = {}
+        """thread -> when its present call of the client library began"""
         self._committed_s = float("-inf")
         self._ended_s = [float("-inf")] * _IDENTITIES
         """when the last transaction of each identity was committed"""
@@ -306,7 +308,7 @@ class Committer:
     def _retry(self, call: Callable[[], Any], what: str) -> None:
         attempt = 0
         while True:
-            self._call_began = time.monotonic()
+            self._calls[get_ident()] = time.monotonic()
             try:
                 call()
                 return
@@ -316,17 +318,17 @@ class Committer:
                     raise
                 self._counters["broker_retries"] += 1
                 log.warning("%s: %s: %s; trying again", self._step.role, what, error.str())
-                self._call_began = None
+                self._calls.pop(get_ident(), None)
                 self._wait(attempt)
                 attempt += 1
             finally:
-                self._call_began = None
+                self._calls.pop(get_ident(), None)
 
     @property
     def in_call_s(self) -> float:
         """How long the present call of the client library has taken, 0 when none is going on."""
-        began = self._call_began
-        return 0.0 if began is None else time.monotonic() - began
+        began = list(self._calls.values())
+        return time.monotonic() - min(began) if began else 0.0
 
     def _wait(self, attempt: int) -> None:
         if self._interrupted():
