@@ -26,24 +26,33 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from topics.fields import setting
+
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]
 U64 = npt.NDArray[np.uint64]
 U32 = npt.NDArray[np.uint32]
 
+_YEAR_MS = 366 * 86_400_000
+
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    ttl_ms: int = 6 * 3_600_000
-    window_ms: int = 24 * 3_600_000
-    grace_ms: int = 3_600_000
-    """how far behind the clock a late look-up may still see what was live at its own time"""
-    segments_per_ttl: int = 4
-    cache_bytes: int = 64 << 20
-    lock_timeout_s: float = 10.0
-    sync: bool = False
-    """fsync every WriteBatch; off, the changelog is the durability"""
+    ttl_ms: int = setting(6 * 3_600_000, "how long an embedding and a user state are served", low=1, high=_YEAR_MS)
+    window_ms: int = setting(24 * 3_600_000, "how long a pair counts in the means", low=1, high=_YEAR_MS)
+    grace_ms: int = setting(
+        3_600_000, "how far behind the clock a late look-up may still see what was live at its own time",
+        low=0, high=_YEAR_MS,
+    )  # fmt: skip
+    segments_per_ttl: int = setting(
+        4, "parts of a TTL that are dropped whole when their time is over", low=1, high=1000
+    )
+    cache_bytes: int = setting(
+        64 << 20, "memory of a partition's store: users ready for look-up, blocks, write buffers", low=1 << 20
+    )
+    lock_timeout_s: float = setting(10.0, "wait for a store that another process holds, before a stand-in", low=0)
+    sync: bool = setting(False, "wait for the disk at every write; off, the changelog brings back what is lost")
 
 
 @dataclass(slots=True)

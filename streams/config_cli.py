@@ -23,6 +23,9 @@ def config(
     sets: SetOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object: key -> value and origin.")] = False,
     as_toml: Annotated[bool, typer.Option("--toml", help="A commented TOML file with the values in force.")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="All settings, as the table of the documentation.")
+    ] = False,
 ) -> None:
     """Show the settings in force and where each value came from. Secrets are masked.
 
@@ -31,6 +34,9 @@ def config(
     from streams.settings import SPECS, load
     from topics.kafka import is_secret
 
+    if markdown:
+        print(settings_markdown())
+        return
     settings = load(config, sets or [])
     rows = [
         (key, MASK if is_secret(key) else str(value) if isinstance(value, Path) else value, settings.origin(key))
@@ -59,7 +65,30 @@ def to_toml(rows: list[tuple[str, object, str]]) -> str:
         if help:
             lines.append(f"# {help}")
         name = json.dumps(name) if "." in name or not name.isascii() else name
-        # A masked value must not be read back as if it were the secret.
-        line = f"{name} = {json.dumps(value)}" if value != MASK else f"{name} = ...  (masked)"
-        lines.append(f"# {line}" if value is None or value == MASK else line)
+        if value is None:
+            lines.append(f"# {name} =   (unset)")
+        elif value == MASK:  # must not be read back as if it were the secret
+            lines.append(f"# {name} = ...  (masked)")
+        else:
+            lines.append(f"{name} = {json.dumps(value)}")
     return "\n".join(lines)
+
+
+def settings_markdown() -> str:
+    """The table of docs/settings.md."""
+    from streams import settings
+    from streams.layers import accepts
+
+    lines = ["| setting | default | accepts | |", "|---|---|---|---|"]
+    groups = list(dict.fromkeys(key.partition(".")[0] for key in settings.SPECS))
+    for key, spec in sorted(settings.SPECS.items(), key=lambda item: groups.index(item[0].partition(".")[0])):
+        help = spec.help.replace("<", "\\<")  # which Markdown takes for HTML
+        default = "demo bundle" if spec.default == settings.DEMO_BUNDLE else _default(spec.default)
+        lines.append(f"| `{key}` | {default} | {accepts(spec)} | {help} |")
+    return "\n".join(lines)
+
+
+def _default(value: object) -> str:
+    if value is None:
+        return "unset"
+    return f"`{json.dumps(str(value) if isinstance(value, Path) else value)}`"

@@ -28,13 +28,6 @@ PROPERTIES = "kafka.properties"
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
-def setting(
-    default: Any, help: str, low: float | None = None, high: float | None = None, above: float | None = None
-) -> Any:
-    """One setting of a group: its default, what it is for, and its bounds (`above` excludes the bound itself)."""
-    return dataclasses.field(default=default, metadata={"help": help, "low": low, "high": high, "above": above})
-
-
 @dataclass(frozen=True, slots=True)
 class Spec:
     """What one key accepts."""
@@ -55,16 +48,17 @@ class Value:
     """"default", the file's path, "environment NAME" or "--set" """
 
 
-def specs(group: str, cls: type, bounds: Mapping[str, tuple[float | None, float | None]] | None = None) -> list[Spec]:
-    """The keys of a group. `bounds` adds (low, high) for classes declared elsewhere, by full key."""
+def specs(group: str, cls: type) -> list[Spec]:
+    """The keys of a group, whose fields are made by `topics.fields.setting`."""
     hints = typing.get_type_hints(cls)
     out = []
     for f in dataclasses.fields(cls):
         key = f"{group}.{f.name}"
         default = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
         meta = f.metadata
-        low, high = (bounds or {}).get(key, (meta.get("low"), meta.get("high")))
-        out.append(Spec(key, hints[f.name], default, meta.get("help", ""), low, high, meta.get("above")))
+        out.append(
+            Spec(key, hints[f.name], default, meta["help"], meta.get("low"), meta.get("high"), meta.get("above"))
+        )
     return out
 
 
@@ -228,6 +222,19 @@ def _bounds(spec: Spec, value: Any, origin: str) -> None:
 
 def _wrong(key: str, raw: Any, remedy: str, origin: str) -> SettingsError:
     return SettingsError(key, "******" if is_secret(key) else raw, f"{remedy} (from {origin})")
+
+
+def accepts(spec: Spec) -> str:
+    """The type and the bounds of a key, in words."""
+    if spec.above is not None:
+        bounds = f"above {spec.above:,g}"
+    elif spec.low is not None and spec.high is None:
+        bounds = f"at least {spec.low:,.17g}"
+    else:
+        bounds = f"{spec.low:,.17g} to " if spec.low is not None else ""
+    if spec.high is not None:
+        bounds = f"{bounds}, at most {spec.high:,.17g}" if spec.above is not None else f"{bounds}{spec.high:,.17g}"
+    return ", ".join(part for part in (_described(spec.type), bounds) if part)
 
 
 def _described(kind: Any) -> str:

@@ -20,9 +20,10 @@ from typing import Any, Literal
 from state.api import StoreSettings
 from state.counts import DAY_MS, CountSettings
 from streams import layers
-from streams.layers import Value, setting
+from streams.layers import Value
 from topics.contracts import BY_NAME, CONTRACTS, HOUR_MS
 from topics.errors import SettingsError
+from topics.fields import setting
 from topics.kafka import KafkaSettings
 
 CONFIG_VARIABLE = "SOLARIS_CONFIG"
@@ -55,7 +56,11 @@ class Verifier:
     top_k: int = setting(100, "pairs accepted at most from one candidates event", low=1, high=10_000)
     per_user_cap: int = setting(2_000, "pairs accepted at most per user and cap window", low=1)
     per_user_cap_window_ms: int = setting(3_600_000, "window of the cap, event time", low=1)
-    budget_pairs_per_s: float = setting(0.0, "pairs accepted per second over the role; 0: no such budget", low=0)
+    budget_pairs_per_s: float = setting(
+        0.0, "pairs accepted per second over the role, in event time, shared out evenly over kafka.partitions; 0: no "
+        "such budget", low=0,
+    )  # fmt: skip
+    budget_burst_s: float = setting(10.0, "so much of the budget may be saved up for one moment, event time", low=0)
     budget_share: float = setting(1.0, "share of the pairs seen that may be accepted", above=0, high=1)
     backlog_high_pairs: int = setting(200_000, "pairs waiting at the embedder from which on the budget shrinks", low=1)
     batch_age_ms: int = setting(15, "how long an event may wait for others to be scored with", low=0, high=10_000)
@@ -146,26 +151,14 @@ _GROUPS: dict[str, type] = {
     "http": Http,
     "monitor": Monitor,
 }
-# Bounds of the two groups that are declared beside their users.
-_BOUNDS: dict[str, tuple[float | None, float | None]] = {
-    "kafka.partitions": (1, 10_000),
-    "kafka.replication": (1, 100),
-    "store.ttl_ms": (1, 366 * 86_400_000),
-    "store.window_ms": (1, 366 * 86_400_000),
-    "store.grace_ms": (0, 366 * 86_400_000),
-    "store.segments_per_ttl": (1, 1000),
-    "store.cache_bytes": (1 << 20, None),
-    "store.lock_timeout_s": (0, None),
-}
 _TABLES = ("kafka.properties", "kafka.retention_ms")
 _RETENTION = "kafka.retention_ms"
 SPECS: dict[str, layers.Spec] = {
-    spec.key: spec
-    for group, cls in _GROUPS.items()
-    for spec in layers.specs(group, cls, _BOUNDS)
-    if spec.key not in _TABLES
+    spec.key: spec for group, cls in _GROUPS.items() for spec in layers.specs(group, cls) if spec.key not in _TABLES
 } | {
-    f"{_RETENTION}.{c.name}": layers.Spec(f"{_RETENTION}.{c.name}", int, c.retention_ms, "", low=60_000)
+    f"{_RETENTION}.{c.name}": layers.Spec(
+        f"{_RETENTION}.{c.name}", int, c.retention_ms, f"how long {c.name} keeps a record", low=60_000
+    )
     for c in CONTRACTS
     if c.retention_ms is not None
 }

@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from topics.errors import SettingsError
+from topics.fields import setting, table
 
 log = logging.getLogger(__name__)
 
@@ -61,14 +62,21 @@ _MOVING = (
 
 @dataclass(frozen=True, slots=True)
 class KafkaSettings:
-    bootstrap: str = "127.0.0.1:9092"
-    prefix: str = "solaris."
-    partitions: int = 4
-    replication: int = 1
-    retention_ms: Mapping[str, int] = field(default_factory=dict)
-    """topic (without the prefix) -> how long its records are kept; topics not named keep their contract's"""
-    properties: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """librdkafka properties, passed through to every client; not in `repr`, since some are secrets"""
+    bootstrap: str = setting("127.0.0.1:9092", "brokers to begin with, host:port, parted by commas")
+    prefix: str = setting("solaris.", "of all topics, consumer groups and transactional ids")
+    partitions: int = setting(
+        4,
+        "partitions of the topics whose key is the user; what the topics have, once they are made",
+        low=1,
+        high=10_000,
+    )
+    replication: int = setting(1, "copies of a topic when it is made; 3 on a cluster", low=1, high=100)
+    retention_ms: Mapping[str, int] = table(
+        dict, "topic (without the prefix) -> how long its records are kept; topics not named keep their contract's"
+    )
+    properties: Mapping[str, Any] = table(
+        dict, "librdkafka properties, passed through to every client", repr=False  # since some are secrets
+    )  # fmt: skip
 
     def topic(self, name: str) -> str:
         """Full name of a contract's topic: `topic("candidates")` -> "solaris.candidates"."""

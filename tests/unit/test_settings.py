@@ -228,6 +228,26 @@ def test_toml_output_reads_back_as_the_same_settings(tmp_path: Path) -> None:
     assert load(path, environment={}) == load(sets=sets, environment={})
 
 
+def test_a_value_that_is_not_set_is_shown_as_what_no_reader_takes_for_toml() -> None:
+    out = CliRunner().invoke(_app(), ["--toml"]).output
+    assert "# lag_ms =   (unset)" in out
+    assert "null" not in out
+
+
+def test_the_page_has_the_table_of_the_settings() -> None:
+    table = CliRunner().invoke(_app(), ["--markdown"]).output.strip()
+    page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert table in page, "docs/settings.md is not what `solaris config --markdown` prints"
+    assert all(f"| `{key}` |" in table for key in SPECS)
+    assert "| `verifier.budget_share` | `1.0` | a finite number, above 0, at most 1 |" in table
+    assert "| `store.cache_bytes` | `67108864` | a whole number, at least 1,048,576 |" in table
+    assert "cuda:\\<n>" in table, "Markdown would take it for HTML"
+
+
+def test_every_setting_says_what_it_is_for() -> None:
+    assert [key for key, spec in SPECS.items() if not spec.help] == []
+
+
 def test_json_output_names_origins(toml) -> None:
     path = toml("[verifier]\ntop_k = 7\n")
     out = CliRunner().invoke(_app(), ["--config", str(path), "--json"])
