@@ -8,7 +8,7 @@ import sys
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,18 +16,45 @@ from topics.log_cli import LogArgument, SourcesOption, StrictOption
 
 if TYPE_CHECKING:
     from streams.backtest import BacktestConfig
+    from streams.settings import Settings
 
 BundleOption = Annotated[Path | None, typer.Option(help="Folder of the model bundle.", show_default="the demo bundle")]
-TtlOption = Annotated[str, typer.Option(help="How long an embedding is live: 90s, 15m, 6h.")]
-WindowOption = Annotated[str, typer.Option(help="Window of the aggregates; at least the TTL.")]
-BudgetOption = Annotated[float, typer.Option(help="Pairs accepted per second of event time; 0: no limit.", min=0)]
-BurstOption = Annotated[
-    str, typer.Option(help="How much of the budget may be saved up for one moment; small logs need more than 10s.")
+TtlOption = Annotated[str | None, typer.Option(help="How long an embedding is live: 90s, 15m, 6h.", show_default="6h")]
+WindowOption = Annotated[
+    str | None, typer.Option(help="Window of the aggregates; at least the TTL.", show_default="24h")
 ]
-ShareOption = Annotated[float, typer.Option(help="Share of the pairs seen that may be accepted.", min=0, max=1)]
-TopKOption = Annotated[int, typer.Option(help="Pairs accepted at most per candidates event; 0: no limit.", min=0)]
-ThresholdOption = Annotated[float, typer.Option(help="Least pCTR that is worth an FM call.", min=0, max=1)]
-DelayOption = Annotated[str, typer.Option(help="From an event to its embeddings being servable.")]
+BudgetOption = Annotated[
+    float | None,
+    typer.Option(help="Pairs accepted per second of event time; 0: no limit.", min=0, show_default="0"),
+]
+BurstOption = Annotated[
+    str | None,
+    typer.Option(
+        help="How much of the budget may be saved up for one moment; small logs need more than 10s.",
+        show_default="10s",
+    ),
+]
+ShareOption = Annotated[
+    float | None,
+    typer.Option(help="Share of the pairs seen that may be accepted.", min=0, max=1, show_default="1"),
+]
+TopKOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Pairs accepted at most per candidates event; 0: no limit (a service has 100).", min=0, show_default="0"
+    ),
+]
+CapOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Pairs accepted at most per user and hour; 0: no limit (a service has 2000).", min=0, show_default="0"
+    ),
+]
+ThresholdOption = Annotated[
+    float | None, typer.Option(help="Least pCTR that is worth an FM call.", min=0, max=1, show_default="0")
+]
+PairDelayOption = Annotated[str, typer.Option(help="From an event to its embeddings being servable.")]
+StateDelayOption = Annotated[str, typer.Option(help="From an event to the user's new state being servable.")]
 CountLagOption = Annotated[
     str | None,
     typer.Option(
@@ -35,38 +62,67 @@ CountLagOption = Annotated[
     ),
 ]
 RefreshOption = Annotated[
-    str, typer.Option(help="on_change: embed a live pair again when the user's history moved; ttl: only after its TTL.")
+    str | None,
+    typer.Option(
+        help="on_change: embed a live pair again when the user's history moved; ttl: only after its TTL.",
+        show_default="on_change",
+    ),
 ]
 NeighboursOption = Annotated[
-    int, typer.Option(help="Similar users asked for a user without an aggregate, where the bundle uses them.", min=0)
-]
+    int | None,
+    typer.Option(
+        help="Similar users asked for a user without an aggregate, where the bundle uses them.",
+        min=0, show_default="16",
+    ),
+]  # fmt: skip
 StartOption = Annotated[
-    str | None, typer.Option(help="Report impressions from here on (ISO time or ms); the ones before warm nothing up.")
+    str | None,
+    typer.Option(help="Report impressions from here on (ISO time or ms); earlier events still fill state and counts."),
 ]
 NoFmOption = Annotated[bool, typer.Option("--no-fm", help="Do not score with the FM: faster, no transfer ratio.")]
+ServiceConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        help="Take a service's settings, from this TOML file: its limits too, defaults included. Other flags go first.",
+    ),
+]
+ServiceSetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        "-s",
+        metavar="GROUP.KEY=VALUE",
+        help="Take a service's settings, with this one; repeatable.",
+    ),
+]
 THREADS = 1
 
 
 def backtest(
     log: LogArgument,
     bundle: BundleOption = None,
-    ttl: TtlOption = "6h",
-    window: WindowOption = "24h",
-    budget: BudgetOption = 0.0,
-    burst: BurstOption = "10s",
-    share: ShareOption = 1.0,
-    top_k: TopKOption = 0,
-    threshold: ThresholdOption = 0.0,
-    pair_delay: DelayOption = "0",
-    state_delay: DelayOption = "0",
+    ttl: TtlOption = None,
+    window: WindowOption = None,
+    budget: BudgetOption = None,
+    burst: BurstOption = None,
+    share: ShareOption = None,
+    top_k: TopKOption = None,
+    per_user_cap: CapOption = None,
+    threshold: ThresholdOption = None,
+    pair_delay: PairDelayOption = "0",
+    state_delay: StateDelayOption = "0",
     count_lag: CountLagOption = None,
-    refresh: RefreshOption = "on_change",
-    neighbours: NeighboursOption = 16,
+    refresh: RefreshOption = None,
+    neighbours: NeighboursOption = None,
     start: StartOption = None,
     no_fm: NoFmOption = False,
+    config: ServiceConfigOption = None,
+    sets: ServiceSetOption = None,
     sources: SourcesOption = "auto",
     strict: StrictOption = False,
-    device: Annotated[str, typer.Option(help="Device of the FM: cpu or cuda.")] = "cpu",
+    device: Annotated[str | None, typer.Option(help="Device of the FM: cpu or cuda.", show_default="cpu")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for report.json and report.html.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON, without a progress bar.")] = False,
 ) -> None:
@@ -77,16 +133,19 @@ def backtest(
     from models.runtime import open_runtime
     from streams.backtest import backtest as run
     from streams.backtest_report import summarise, table
+    from streams.backtest_settings import Flags, configure, describe
     from streams.conditions import conditions
     from topics.readers import BadLines, EventLog
 
     _quiet()
-    config = configure(
-        ttl, window, budget, burst, share, top_k, threshold, pair_delay, state_delay, refresh, neighbours, start,
-        not no_fm, count_lag,
+    settings = _settings(config, sets)
+    flags = Flags(
+        ttl, window, budget, burst, share, top_k, per_user_cap, threshold, pair_delay, state_delay, count_lag, refresh,
+        neighbours, start, not no_fm,
     )  # fmt: skip
-    path = _bundle(bundle)
-    runtime = open_runtime(path, device, THREADS)
+    tried = configure(_base(settings), flags)
+    path = _bundle(bundle, settings)
+    runtime = open_runtime(path, device or (settings.model.device if settings else "cpu"), THREADS)
     source = EventLog(log, sources, BadLines(strict))
     began = time.monotonic()
     with _Bar("backtest", quiet=as_json) as bar:
@@ -94,13 +153,13 @@ def backtest(
         def shown(events: int, ts_ms: int) -> None:
             bar.set(source.progress.done, source.progress.total, f"{events:,} events, at {_time(ts_ms)}")
 
-        result = run(source.events(), runtime, config, progress=shown)
+        result = run(source.events(), runtime, tried, progress=shown)
         bar.set(1, 1, "intervals")
         report = summarise(result)
     seconds = time.monotonic() - began
     info = runtime.info
     report["models"] = {"vm": info.vm, "fm": info.fm, "device": runtime.device}
-    report["config"] = describe(config)
+    report["config"] = describe(tried)
     report["log"] = str(source.path)
     report["bad_lines"] = source.bad.count
     if out is not None:
@@ -131,20 +190,23 @@ def sweep(
             "--each", help="Vary one axis at a time, the others as the options say, instead of all combinations."
         ),
     ] = False,
-    ttl: TtlOption = "6h",
-    window: WindowOption = "24h",
-    budget: BudgetOption = 0.0,
-    burst: BurstOption = "10s",
-    share: ShareOption = 1.0,
-    top_k: TopKOption = 0,
-    threshold: ThresholdOption = 0.0,
-    pair_delay: DelayOption = "0",
-    state_delay: DelayOption = "0",
+    ttl: TtlOption = None,
+    window: WindowOption = None,
+    budget: BudgetOption = None,
+    burst: BurstOption = None,
+    share: ShareOption = None,
+    top_k: TopKOption = None,
+    per_user_cap: CapOption = None,
+    threshold: ThresholdOption = None,
+    pair_delay: PairDelayOption = "0",
+    state_delay: StateDelayOption = "0",
     count_lag: CountLagOption = None,
-    refresh: RefreshOption = "on_change",
-    neighbours: NeighboursOption = 16,
+    refresh: RefreshOption = None,
+    neighbours: NeighboursOption = None,
     start: StartOption = None,
     no_fm: NoFmOption = False,
+    config: ServiceConfigOption = None,
+    sets: ServiceSetOption = None,
     sources: SourcesOption = "auto",
     processes: Annotated[int, typer.Option(help="Processes, one thread each; 0: as many as cores.", min=0)] = 0,
     out: Annotated[Path, typer.Option(help="Folder for sweep.json and sweep.html.")] = Path("reports/sweep"),
@@ -157,17 +219,26 @@ def sweep(
     Example: solaris sweep events.jsonl --grid budget=5,20,80,0 --grid ttl=1h,3h,6h --each --out reports/sweep
     """
     from streams import sweep as sweeps
+    from streams.backtest_settings import Flags, configure, describe
 
     _quiet()
-    base = configure(
-        ttl, window, budget, burst, share, top_k, threshold, pair_delay, state_delay, refresh, neighbours, start,
-        not no_fm, count_lag,
+    settings = _settings(config, sets)
+    flags = Flags(
+        ttl, window, budget, burst, share, top_k, per_user_cap, threshold, pair_delay, state_delay, count_lag, refresh,
+        neighbours, start, not no_fm,
     )  # fmt: skip
+    base = configure(_base(settings), flags)
     axes = sweeps.parse_grid(grid)
     points = sweeps.points(axes, each)
     with _Bar("sweep", quiet=as_json) as bar:
         result = sweeps.run(
-            log, sources, _bundle(bundle), base, points, processes, lambda done, of: bar.set(done, of, f"{done}/{of}")
+            log,
+            sources,
+            _bundle(bundle, settings),
+            base,
+            points,
+            processes,
+            lambda done, of: bar.set(done, of, f"{done}/{of}"),
         )
     result = {"axes": axes, "each": each, "base": describe(base), **result}
     from streams.sweep_page import write_sweep_page
@@ -182,77 +253,11 @@ def sweep(
     print(f"\n{out / 'sweep.json'}, {out / 'sweep.html'}")
 
 
-def configure(
-    ttl: str, window: str, budget: float, burst: str, share: float, top_k: int, threshold: float, pair_delay: str,
-    state_delay: str, refresh: str, neighbours: int, start: str | None, with_fm: bool, count_lag: str | None = None,
-) -> BacktestConfig:  # fmt: skip
-    """Raises `SettingsError` naming the flag."""
-    from state.api import StoreSettings
-    from state.counts import CountSettings
-    from streams.backtest import BacktestConfig
-    from streams.durations import parse_ms
-    from streams.gate import GateSettings
-    from topics.errors import SettingsError
-
-    if refresh not in ("on_change", "ttl"):
-        raise SettingsError("--refresh", refresh, "use on_change or ttl")
-    ttl_ms, window_ms = parse_ms("--ttl", ttl), parse_ms("--window", window)
-    if ttl_ms < 1:
-        raise SettingsError("--ttl", ttl, "must be above 0")
-    return BacktestConfig(
-        store=StoreSettings(ttl_ms=ttl_ms, window_ms=window_ms),
-        gate=GateSettings(
-            threshold=threshold,
-            top_k=top_k,
-            budget_pairs_per_s=budget,
-            budget_share=share,
-            budget_burst_s=parse_ms("--burst", burst) / 1000,
-        ),
-        counts=None if count_lag is None else CountSettings(lag_ms=parse_ms("--count-lag", count_lag)),
-        refresh=refresh,  # type: ignore[arg-type]
-        pair_delay_ms=parse_ms("--pair-delay", pair_delay),
-        state_delay_ms=parse_ms("--state-delay", state_delay),
-        neighbours=neighbours,
-        start_ms=_start(start),
-        with_fm=with_fm,
-    )
-
-
-def describe(config: BacktestConfig) -> dict[str, Any]:
-    """What of a config changes the result."""
-    gate, store = config.gate, config.store
-    return {
-        "ttl_ms": store.ttl_ms, "window_ms": store.window_ms, "budget_pairs_per_s": gate.budget_pairs_per_s,
-        "burst_ms": round(gate.budget_burst_s * 1000), "budget_share": gate.budget_share, "top_k": gate.top_k,
-        "threshold": gate.threshold,
-        "pair_delay_ms": config.pair_delay_ms, "state_delay_ms": config.state_delay_ms, "refresh": config.refresh,
-        "neighbours": config.neighbours,
-        **({} if config.counts is None else {"count_lag_ms": config.counts.lag_ms}),
-        "start_ms": config.start_ms,
-    }  # fmt: skip
-
-
 def _quiet() -> None:
     """The stores' opening and closing is not news here, unless somebody asked for debug."""
     root = logging.getLogger()
     if root.level == logging.INFO:
         root.setLevel(logging.WARNING)
-
-
-def _start(text: str | None) -> int:
-    from datetime import UTC
-
-    from topics.errors import SettingsError
-
-    if text is None:
-        return 0
-    if text.isdigit():
-        return int(text)
-    try:
-        when = datetime.fromisoformat(text)
-    except ValueError:
-        raise SettingsError("--start", text, "an ISO time such as 2019-11-14T16:00 (UTC) or milliseconds") from None
-    return round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def _time(ts_ms: int) -> str:
@@ -261,10 +266,24 @@ def _time(ts_ms: int) -> str:
     return datetime.fromtimestamp(ts_ms / 1000, UTC).strftime("%m-%d %H:%M")
 
 
-def _bundle(path: Path | None) -> Path:
+def _settings(config: Path | None, sets: list[str] | None) -> Settings | None:
+    """Those of a service when they are asked for; else neither a file that lies here nor the environment is heeded."""
+    from streams.settings import load
+
+    return load(config, sets or []) if config is not None or sets else None
+
+
+def _base(settings: Settings | None) -> BacktestConfig:
+    from streams.backtest import BacktestConfig
+    from streams.backtest_settings import service
+
+    return BacktestConfig() if settings is None else service(settings)
+
+
+def _bundle(path: Path | None, settings: Settings | None) -> Path:
     from streams.settings import DEMO_BUNDLE
 
-    return DEMO_BUNDLE if path is None else path
+    return path or (settings.model.bundle if settings else DEMO_BUNDLE)
 
 
 class _Bar:

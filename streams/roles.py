@@ -417,6 +417,7 @@ def gate_settings(settings: Settings) -> GateSettings:
         per_user_cap=v.per_user_cap,
         cap_window_ms=v.per_user_cap_window_ms,
         budget_pairs_per_s=v.budget_pairs_per_s / n,
+        budget_burst_s=v.budget_burst_s,
         budget_share=v.budget_share,
         backlog_low_pairs=max(1, v.backlog_high_pairs // (4 * n)),
         backlog_high_pairs=max(2, v.backlog_high_pairs // n),

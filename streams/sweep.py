@@ -30,7 +30,8 @@ from streams.durations import parse_ms
 from topics.errors import SettingsError, SolarisError
 
 DURATIONS = ("ttl", "window", "burst", "delay", "pair_delay", "state_delay")
-NUMBERS = ("budget", "share", "threshold", "top_k")
+NUMBERS = ("budget", "share", "threshold", "top_k", "per_user_cap")
+_WHOLE = ("top_k", "per_user_cap")
 CHOICES = {"refresh": ("on_change", "ttl")}
 MAX_POINTS = 1_000
 _ARRAYS = ("users", "ts_ms", "splits", "label", "known", "vm", "solaris", "source", "age_ms")
@@ -78,7 +79,7 @@ def number(axis: str, value: str) -> float | None:
         known = ", ".join((*NUMBERS, *DURATIONS, *CHOICES))
         raise SettingsError("--grid", axis, f"there is no such axis; known: {known}")
     try:
-        found = int(value) if axis == "top_k" else float(value)
+        found = int(value) if axis in _WHOLE else float(value)
     except ValueError:
         raise SettingsError(f"--grid {axis}", value, "give a number") from None
     most = 1.0 if axis in ("share", "threshold") else 1e12
@@ -116,8 +117,8 @@ def configured(base: BacktestConfig, point: Point) -> BacktestConfig:
                 store[f"{axis}_ms"] = int(value or 0)
             case "burst":
                 gate["budget_burst_s"] = (value or 0.0) / 1000
-            case "top_k":
-                gate["top_k"] = int(value or 0)
+            case "top_k" | "per_user_cap":
+                gate[axis] = int(value or 0)
             case "threshold":
                 gate["threshold"] = value
             case _:

@@ -18,6 +18,7 @@ UNITS = {
     "share": "share of the pairs seen that may be accepted",
     "threshold": "least pCTR worth an FM call",
     "top_k": "pairs accepted per candidates event",
+    "per_user_cap": "pairs accepted per user and hour",
     "ttl": "how long an embedding is live",
     "window": "window of the aggregates",
     "burst": "how much of the budget may be saved up for one moment",
@@ -25,7 +26,7 @@ UNITS = {
     "pair_delay": "from an event to its pair embeddings being servable",
     "state_delay": "from an event to the user's state being servable",
 }
-NO_LIMIT_AT_0 = ("budget", "top_k")
+NO_LIMIT_AT_0 = ("budget", "top_k", "per_user_cap")
 _MAX_CURVES = len(CYCLE)
 _COLOURS = {"VM": "vm", "SOLARIS": "solaris", "FM": "fm", "anything": "state"}
 

@@ -10,7 +10,11 @@ import typer
 from typer.testing import CliRunner
 
 from streams import backtest_cli
+from streams.backtest import BacktestConfig
+from streams.backtest_settings import Flags, configure, describe, parse_start, service
 from streams.durations import parse_ms, show_ms
+from streams.roles import gate_settings
+from streams.settings import load
 from topics.errors import SettingsError
 from topics.simulator import preset, write
 
@@ -55,8 +59,71 @@ def test_start_takes_a_time(log: Path) -> None:
     part = json.loads(runner.invoke(app, ["backtest", str(log), "--no-fm", "--json", "--start", str(begin)]).stdout)
     assert 0 < part["requests"] < whole["requests"]
     assert part["pairs"] == whole["pairs"]
-    assert backtest_cli._start("2019-11-14T16:00") == backtest_cli._start("1573747200000") == 1_573_747_200_000
-    assert backtest_cli._start("2019-11-14T16:00+02:00") == 1_573_747_200_000 - 7_200_000
+    assert parse_start("2019-11-14T16:00") == parse_start("1573747200000") == 1_573_747_200_000
+    assert parse_start("2019-11-14T16:00+02:00") == 1_573_747_200_000 - 7_200_000
+
+
+def test_without_a_service_s_settings_there_are_no_limits_whatever_lies_around(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "solaris.toml").write_text("[verifier]\ntop_k = 3\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SOLARIS_VERIFIER__BUDGET_SHARE", "0.5")
+    config = configure(backtest_cli._base(backtest_cli._settings(None, None)), Flags())
+    assert config == BacktestConfig()
+    assert (config.gate.top_k, config.gate.per_user_cap, config.gate.budget_pairs_per_s) == (0, 0, 0.0)
+    assert config.gate.budget_share == 1.0
+
+
+def test_a_service_s_settings_are_taken_whole_and_flags_go_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SOLARIS_CONFIG", raising=False)
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "service.toml"
+    file.write_text(
+        "[verifier]\nbudget_pairs_per_s = 40\nbudget_burst_s = 60\n[store]\nttl_ms = 7200000\ngrace_ms = 5\n"
+        '[embedder]\nrefresh = "ttl"\n[counter]\nlag_ms = 0\n[ranker]\nneighbours = 4\n[model]\nbundle = "mine"\n'
+    )
+    settings = backtest_cli._settings(file, ["verifier.top_k=20"])
+    assert settings is not None
+    config = configure(backtest_cli._base(settings), Flags(ttl="1h", per_user_cap=0, pair_delay="3s"))
+    gate, store = config.gate, config.store
+    assert (gate.budget_pairs_per_s, gate.budget_burst_s) == (40, 60), "the log is one partition: it has all of it"
+    assert (gate.top_k, gate.per_user_cap) == (20, 0)
+    assert (store.ttl_ms, store.window_ms, store.grace_ms) == (3_600_000, 86_400_000, 5)
+    assert (config.refresh, config.neighbours, config.pair_delay_ms) == ("ttl", 4, 3_000)
+    assert config.counts is not None
+    assert config.counts.lag_ms == 0
+    assert backtest_cli._bundle(None, settings) == Path("mine")
+    assert describe(config)["burst_ms"] == 60_000
+
+
+def test_a_service_by_default_is_what_its_roles_have() -> None:
+    settings = load(sets=[], environment={})
+    config = configure(service(settings), Flags())
+    live = gate_settings(settings)
+    n = settings.kafka.partitions
+    assert n > 1
+    assert (config.gate.top_k, config.gate.per_user_cap) == (live.top_k, live.per_user_cap) == (100, 2_000)
+    assert config.gate.cap_window_ms == live.cap_window_ms
+    assert config.gate.budget_burst_s == live.budget_burst_s == 10.0
+    lively = gate_settings(load(sets=["verifier.budget_burst_s=30", "verifier.budget_pairs_per_s=50"], environment={}))
+    assert (lively.budget_burst_s, lively.budget_pairs_per_s) == (30, 50 / n)
+
+
+def test_a_cap_is_kept_and_reported(log: Path) -> None:
+    flags = ["--no-fm", "--json"]
+    capped = json.loads(runner.invoke(app, ["backtest", str(log), *flags, "--per-user-cap", "30"]).stdout)
+    of_service = json.loads(
+        runner.invoke(app, ["backtest", str(log), *flags, "--set", "verifier.per_user_cap=30"]).stdout
+    )
+    assert capped["config"]["per_user_cap"] == of_service["config"]["per_user_cap"] == 30
+    assert (capped["config"]["top_k"], of_service["config"]["top_k"]) == (0, 100)
+    assert capped["refused"]["user_cap"] > 0
+    free = json.loads(runner.invoke(app, ["backtest", str(log), *flags]).stdout)
+    assert free["config"]["per_user_cap"] == 0
+    assert free["refused"]["user_cap"] == 0
 
 
 @pytest.mark.parametrize(

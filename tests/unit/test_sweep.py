@@ -62,6 +62,7 @@ def test_grids_as_people_write_them() -> None:
         (["budget=-1"], "from 0"),
         (["share=2"], "from 0 to 1"),
         (["top_k=1.5"], "number"),
+        (["per_user_cap=1.5"], "number"),
         (["ttl=6"], "unit"),
         (["refresh=never"], "on_change"),
         (["delay=1s,pair_delay=2s"], "at once"),
@@ -86,11 +87,11 @@ def test_points() -> None:
 def test_a_point_changes_what_it_names() -> None:
     got = sweep.configured(
         BASE,
-        {"budget": "5", "share": "0.5", "threshold": "0.1", "top_k": "3", "burst": "5m", "ttl": "1h",
-         "window": "12h", "delay": "2s", "refresh": "ttl"},
+        {"budget": "5", "share": "0.5", "threshold": "0.1", "top_k": "3", "per_user_cap": "7", "burst": "5m",
+         "ttl": "1h", "window": "12h", "delay": "2s", "refresh": "ttl"},
     )  # fmt: skip
     assert (got.gate.budget_pairs_per_s, got.gate.budget_share, got.gate.threshold, got.gate.top_k) == (5, 0.5, 0.1, 3)
-    assert got.gate.budget_burst_s == 300
+    assert (got.gate.budget_burst_s, got.gate.per_user_cap) == (300, 7)
     assert (got.store.ttl_ms, got.store.window_ms, got.refresh) == (HOUR, 12 * HOUR, "ttl")
     assert got.pair_delay_ms == got.state_delay_ms == 2_000
     one = sweep.configured(BASE, {"pair_delay": "3s"})
