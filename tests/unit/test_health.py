@@ -83,7 +83,7 @@ def test_what_goes_up_and_down_is_no_counter() -> None:
     held = {"item_counts_bytes": 5, "item_counts_records": 9}
     text = prometheus({"live": True, "ready": True, "role": "ranker", "counters": held})
     assert '# TYPE solaris_item_counts_bytes gauge\nsolaris_item_counts_bytes{role="ranker"} 5\n' in text
-    assert '# TYPE solaris_item_counts_records_total counter\n' in text
+    assert "# TYPE solaris_item_counts_records_total counter\n" in text
     assert "# TYPE solaris_ready gauge\n" in text
     samples = [x.partition("{")[0] for x in text.splitlines() if not x.startswith("#")]
     assert all(f"# TYPE {name} " in text for name in samples)
