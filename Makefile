@@ -43,7 +43,7 @@ demo: setup  ## simulated log -> embedded broker -> ranked ads, with nothing but
 	@$(BIN)/solaris demo $(ARGS)
 
 .PHONY: up
-up: setup  ## a real Kafka (Docker Compose, else on Java) and the processors, in the background
+up: setup  ## a real Kafka (Docker Compose, else on Java) and the roles, in the background
 	@$(BIN)/solaris up $(ARGS)
 
 .PHONY: down

@@ -1,4 +1,4 @@
-"""`solaris up|down|status|broker`: have a broker and the processors on this host."""
+"""`solaris up|down|status|broker`: have a broker and the roles on this host."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def up(
     folder: DirOption = Path(".run"),
     port: PortOption = 0,
     java: JavaOption = False,
-    broker_only: Annotated[bool, typer.Option("--broker-only", help="Kafka and the topics, no processors.")] = False,
+    broker_only: Annotated[bool, typer.Option("--broker-only", help="Kafka and the topics, no roles.")] = False,
     monitor: Annotated[bool, typer.Option("--monitor/--no-monitor", help="The monitor and its page.")] = True,
     timeout_s: Annotated[float, typer.Option(help="Seconds to wait for Kafka.", min=1)] = 120.0,
     config: ConfigOption = None,
     sets: SetOption = None,
 ) -> None:
-    """Start Kafka and the processors in the background: Docker Compose, else Apache Kafka on Java 17+.
+    """Start Kafka and the roles in the background: Docker Compose, else Apache Kafka on Java 17+.
 
-    Where kafka.bootstrap is set (or KAFKA_BOOTSTRAP), no broker is started: the processors run on that cluster.
+    Where kafka.bootstrap is set (or KAFKA_BOOTSTRAP), no broker is started: the roles run on that cluster.
     What runs already is left as it is. Stop it with `solaris down`.
 
     Example: solaris up --port 19092
@@ -67,8 +67,8 @@ def up(
         docker.start_kafka(timeout_s)
         _topics(kafka, timeout_s)
         if not broker_only:
-            _say("building and starting the processors")
-            docker.start_processors(timeout_s + 600, monitor, counter)
+            _say("building and starting the roles")
+            docker.start_roles(timeout_s + 600, monitor, counter)
         _summary(kafka, docker.parts(), own)
         if monitor and not broker_only:
             print(f"  http://127.0.0.1:{docker.page_port}/ is the monitor's page")
@@ -91,7 +91,7 @@ def up(
         arguments = _arguments(settings, folder, config, sets or [])
         arguments += [*(["--monitor"] if monitor else []), "--set", f"kafka.bootstrap={kafka.bootstrap}"]
         roles = ["verifier", "embedder", *(["counter"] if counter else []), "ranker", *(["monitor"] if monitor else [])]
-        began = stack.start_processors(arguments, roles) or began
+        began = stack.start_roles(arguments, roles) or began
     if not began:
         _say("already up, nothing to do")
     _summary(kafka, stack.parts(), own)
@@ -105,7 +105,7 @@ def down(
     java: JavaOption = False,
     deadline_s: Annotated[float, typer.Option(help="Seconds until what still runs is killed.", min=1)] = 60.0,
 ) -> None:
-    """Stop what `solaris up` started, processors first. Data is kept unless --wipe is given.
+    """Stop what `solaris up` started, roles first. Data is kept unless --wipe is given.
 
     Example: solaris down --wipe
     """

@@ -37,25 +37,25 @@ def test_up_status_down_wipe(tmp_path: Path) -> None:
         assert f"Kafka at 127.0.0.1:{port}" in first.stdout
         assert f"solaris tail ranked-ads --set kafka.bootstrap=127.0.0.1:{port}" in first.stdout
         stack = LocalStack(tmp_path / ".run")
-        kafka, processors = stack.kafka.pid, stack._processors.pid
+        kafka, roles = stack.kafka.pid, stack._roles.pid
         assert kafka is not None
-        assert processors is not None
-        started = [psutil.Process(kafka), psutil.Process(processors), *psutil.Process(processors).children()]
+        assert roles is not None
+        started = [psutil.Process(kafka), psutil.Process(roles), *psutil.Process(roles).children()]
 
         status = solaris("status", "--java", "--json", cwd=tmp_path)
         assert status.returncode == 0
         rows = {row["name"]: row for row in json.loads(status.stdout)}
-        assert {name: row["running"] for name, row in rows.items()} == {"kafka": True, "processors": True}
-        assert rows["processors"]["detail"].startswith("verifier, embedder, ranker, monitor; process")
+        assert {name: row["running"] for name, row in rows.items()} == {"kafka": True, "roles": True}
+        assert rows["roles"]["detail"].startswith("verifier, embedder, ranker, monitor; process")
 
         second = solaris("up", "--java", cwd=tmp_path)
         assert second.returncode == 0, second.stderr
         assert "already up" in second.stderr
-        assert (stack.kafka.pid, stack._processors.pid) == (kafka, processors)
+        assert (stack.kafka.pid, stack._roles.pid) == (kafka, roles)
 
         down = solaris("down", "--deadline-s", "150", cwd=tmp_path)
         assert down.returncode == 0, down.stderr
-        assert "processors, kafka" in down.stderr
+        assert "roles, kafka" in down.stderr
         assert not any(alive(process) for process in started)
         assert (tmp_path / ".run" / "kafka" / "log").is_dir(), "data is kept"
         assert solaris("status", "--java", cwd=tmp_path).returncode == 1

@@ -68,7 +68,7 @@ def test_containers_have_the_settings_of_up_but_for_their_own(docker: Docker, tm
     given = load(sets=[*sets, "kafka.properties.client.rack=r1", "kafka.properties.sasl.password=hidden"])
     stack = ComposeStack(tmp_path / ".run", 19092)
     stack.configure(given)
-    stack.start_processors(10)
+    stack.start_roles(10)
     environment = docker.calls[-1][1]
     file = Path(environment["SOLARIS_SETTINGS_FILE"])
     assert file.parent == tmp_path / ".run" / "compose"
@@ -104,7 +104,7 @@ def test_other_settings_make_other_containers_and_the_same_do_not(docker: Docker
     def file_of(*sets: str) -> str:
         stack = ComposeStack(tmp_path)
         stack.configure(load(sets=sets))
-        stack.start_processors(10)
+        stack.start_roles(10)
         return docker.calls[-1][1]["SOLARIS_SETTINGS_FILE"]
 
     first, other, again = file_of(), file_of("verifier.top_k=7"), file_of()
@@ -118,7 +118,7 @@ def test_the_page_is_published_where_it_is_set(docker: Docker, tmp_path: Path, m
     assert stack.page_port == 6066
     stack.configure(load(sets=["http.monitor_port=7000"]))
     assert stack.page_port == 7000
-    stack.start_processors(10)
+    stack.start_roles(10)
     assert docker.calls[-1][1]["SOLARIS_PAGE_PORT"] == "7000"
     monkeypatch.setenv("SOLARIS_PAGE_PORT", "7001")
     stack = ComposeStack(tmp_path)
@@ -135,8 +135,8 @@ def test_what_is_started_and_stopped(docker: Docker, tmp_path: Path) -> None:
     assert available()
     stack = ComposeStack(tmp_path)
     stack.start_kafka(60)
-    stack.start_processors(60, monitor=False)
-    stack.start_processors(60, monitor=True, counter=True)
+    stack.start_roles(60, monitor=False)
+    stack.start_roles(60, monitor=True, counter=True)
     stack.configure(load())
     stack.down(30, wipe=True)
     said = [arguments[arguments.index("solaris") + 1 :] for arguments, _ in docker.calls[2:]]

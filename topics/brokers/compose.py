@@ -68,7 +68,7 @@ class ComposeStack:
         self._environment = {**os.environ, "SOLARIS_KAFKA_PORT": str(port)}
 
     def configure(self, settings: Settings) -> None:
-        """Writes the settings for the containers; call it before `start_processors`. Raises `SettingsError`."""
+        """Writes the settings for the containers; call it before `start_roles`. Raises `SettingsError`."""
         if settings.model.device != "cpu":
             raise SettingsError(
                 "model.device", settings.model.device,
@@ -96,7 +96,7 @@ class ComposeStack:
     def start_kafka(self, timeout_s: float) -> None:
         self._run("up", "--detach", "--wait", "--wait-timeout", str(int(timeout_s)), "kafka")
 
-    def start_processors(self, timeout_s: float, monitor: bool = True, counter: bool = False) -> None:
+    def start_roles(self, timeout_s: float, monitor: bool = True, counter: bool = False) -> None:
         services = (*ROLES, *(["counter"] if counter else []), *(["monitor"] if monitor else []))
         self._run("up", "--detach", "--build", "--wait", "--wait-timeout", str(int(timeout_s)), *services)
 

@@ -1,7 +1,7 @@
 """`solaris up` without Docker: Apache Kafka on Java and the roles as background processes under one folder.
 
 <dir>/kafka/        the broker's data, log and pid file
-<dir>/processors.*  pid file, roles and output of `solaris run`
+<dir>/roles.*       pid file, roles and output of `solaris run`
 <dir>/state/        the roles' stores
 """
 
@@ -35,17 +35,17 @@ class LocalStack:
     def __init__(self, folder: Path, port: int = 0) -> None:
         self.folder = folder.resolve()
         self.kafka = JavaKafka(self.folder / "kafka", port, heap_mb=1024, jvm=SERVER_JVM)
-        self._processors = BackgroundProcess("processors", self.folder)
-        self._roles_file = self.folder / "processors.roles"
+        self._roles = BackgroundProcess("roles", self.folder)
+        self._roles_file = self.folder / "roles.names"
 
     @property
     def exists(self) -> bool:
         """Something was started from this folder, and not wiped since."""
-        return (self.folder / "kafka" / "node.json").exists() or self._processors.pid is not None
+        return (self.folder / "kafka" / "node.json").exists() or self._roles.pid is not None
 
     @property
-    def processors_run(self) -> bool:
-        return self._processors.find() is not None
+    def roles_run(self) -> bool:
+        return self._roles.find() is not None
 
     def start_kafka(self, timeout_s: float) -> bool:
         """False when it ran already."""
@@ -54,26 +54,24 @@ class LocalStack:
         self.kafka.start(timeout_s)
         return True
 
-    def start_processors(self, arguments: Sequence[str], roles: Sequence[str]) -> bool:
+    def start_roles(self, arguments: Sequence[str], roles: Sequence[str]) -> bool:
         """`arguments` are those of `solaris run`, `roles` what it then starts. False when they run already."""
-        if self.processors_run:
+        if self.roles_run:
             return False
         self.folder.mkdir(parents=True, exist_ok=True)
         self._roles_file.write_text(", ".join(roles))
-        self._processors.spawn([sys.executable, "-m", "streams.cli", "run", *arguments])
+        self._roles.spawn([sys.executable, "-m", "streams.cli", "run", *arguments])
         until = time.monotonic() + SETTLE_S
         while time.monotonic() < until:
-            if not self.processors_run:
-                tail = self._processors.output_tail(12)
-                raise BrokerError(
-                    f"the processors ended at once; the last lines of {self._processors.out_file}:\n{tail}"
-                )
+            if not self.roles_run:
+                tail = self._roles.output_tail(12)
+                raise BrokerError(f"the roles ended at once; the last lines of {self._roles.out_file}:\n{tail}")
             time.sleep(0.1)
         return True
 
     def parts(self) -> list[Part]:
-        """Kafka only where it was started here: the processors may run on somebody's own cluster."""
-        kafka, run = self.kafka, self._processors
+        """Kafka only where it was started here: the roles may run on somebody's own cluster."""
+        kafka, run = self.kafka, self._roles
         out = []
         if (kafka.data_dir / "node.json").exists():
             where = f"{kafka.bootstrap}, process {kafka.pid}, log {_short(kafka.data_dir / 'server.log')}"
@@ -81,15 +79,15 @@ class LocalStack:
             out.append(Part("kafka", kafka.running, where if kafka.running else down))
         roles = self._roles_file.read_text() if self._roles_file.exists() else "not known"
         what = f"{roles}; process {run.pid}, log {_short(run.out_file)}"
-        return [*out, Part("processors", self.processors_run, what if self.processors_run else "not running")]
+        return [*out, Part("roles", self.roles_run, what if self.roles_run else "not running")]
 
     def down(self, deadline_s: float) -> list[str]:
-        """Processors first, so that they commit what they finish; then Kafka, in what is left of the deadline."""
+        """Roles first, so that they commit what they finish; then Kafka, in what is left of the deadline."""
         until = time.monotonic() + deadline_s
         stopped = []
-        if self.processors_run:
-            clean = self._processors.stop(max(1.0, deadline_s - min(10.0, 0.3 * deadline_s)))
-            stopped.append("processors" if clean else "processors (killed at the deadline)")
+        if self.roles_run:
+            clean = self._roles.stop(max(1.0, deadline_s - min(10.0, 0.3 * deadline_s)))
+            stopped.append("roles" if clean else "roles (killed at the deadline)")
         if self.kafka.running:
             self.kafka.stop(max(1.0, until - time.monotonic()))
             stopped.append("kafka")
@@ -97,11 +95,11 @@ class LocalStack:
 
     def wipe(self) -> None:
         """Removes what `up` made in the folder; refused while something of it runs."""
-        if self.kafka.running or self.processors_run:
+        if self.kafka.running or self.roles_run:
             raise BrokerError(f"{self.folder} is in use: `solaris down` first")
         for name in ("kafka", "state"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
-        for name in ("processors.out", "processors.pid", self._roles_file.name):
+        for name in ("roles.out", "roles.pid", self._roles_file.name):
             (self.folder / name).unlink(missing_ok=True)
 
 
