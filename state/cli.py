@@ -112,7 +112,7 @@ def build(
 ) -> None:
     """The clustering table of similar users: k-means over the profiles of all users with a live aggregate.
 
-    The stores must not be in use.
+    For comparison offline: rankers use an index of their own. The stores must not be in use.
 
     Example: solaris neighbours build .run/state/ranker --clusters 64 --out .run/neighbours
     """
