@@ -57,8 +57,11 @@ GATHER_S = 0.004
 threads for each record costs the core more than it brings"""
 HAND_OVER_S = 0.002
 """how long the worker, when it can take them, waits for records that are being gathered"""
-_UNSTABLE_S = 0.5
-"""how long committed offsets are waited for at a time, which may take until a dead member's transaction has ended"""
+_FIRST_LOOK_S = 1.0
+_NEXT_LOOK_S = 0.2
+_LOOK_AGAIN_S = 0.5
+"""how long committed offsets are waited for at an assignment and later, and how often: a dead member's open transaction
+may keep them back"""
 ROOM_S = 0.5
 """how long a full queue is waited for before its partitions are paused: after pause and resume the client may take a
 second to fetch again"""
@@ -88,6 +91,12 @@ class _Closed:
 @dataclass(frozen=True, slots=True)
 class _Committed:
     """The transaction in flight has ended: what waited for it may go on."""
+
+
+def _place(committed: TopicPartition) -> TopicPartition:
+    """Where to read on from."""
+    offset = committed.offset if committed.offset >= 0 else OFFSET_BEGINNING
+    return TopicPartition(committed.topic, committed.partition, offset)
 
 
 _COMMITTED = _Committed()
@@ -125,6 +134,9 @@ class Loop:
         self._waiting_bytes = 0
         self._lock = threading.Lock()
         self._generation = 0
+        self._unsettled: set[int] = set()
+        """assigned, but what is committed of them is not known yet"""
+        self._look_again = self._settle_by = Deadline(0.0)
         self._member: str | None = None
         """the name under which the group gave us what we hold"""
         self._stale: set[int] = set()
@@ -225,6 +237,7 @@ class Loop:
             raise failure
 
     def _poll(self) -> None:
+        self._settle()
         self._resume_restored()
         self._serve_worker()
         if self._stale and time.monotonic() - self._stale_since_s > self.settings.loop.session_timeout_ms / 1000:
@@ -250,7 +263,7 @@ class Loop:
         size = sum(len(r.value or b"") for r in records)
         held = {p: generation for p, generation in held.items() if self._owned.get(p) == generation}
         for r in records:
-            if r.partition in held:
+            if r.partition in held and r.partition in self._ready:
                 self._next[r.partition] = r.offset + 1
         with self._lock:
             self._waiting += len(records)
@@ -282,6 +295,7 @@ class Loop:
             self.counters["partitions_lost"] += len(self._owned)
             self._stale.update(self._owned)
             self._owned.clear()
+            self._unsettled.clear()
             self._stale_since_s = time.monotonic()
 
     def _renamed(self) -> IdentityLost:
@@ -410,38 +424,63 @@ class Loop:
                 "users that move with them are separated from their state. Give all topics of the flow the same number "
                 "(`solaris topics create --alter`), set kafka.partitions to it and start the roles again"
             )
-        committed = self._committed(consumer, partitions)
-        consumer.incremental_assign(
-            [TopicPartition(t.topic, t.partition, t.offset if t.offset >= 0 else OFFSET_BEGINNING) for t in committed]
-        )
-        consumer.pause(partitions)  # until the worker has opened and restored them
-        for tp in committed:
-            self._next.pop(tp.partition, None)
-            if tp.offset >= 0:
-                self._next[tp.partition] = tp.offset
+        for tp in partitions:
             self._generation += 1
             self._owned[tp.partition] = self._generation
-            self._mail.put(_Opened(tp.partition, self._generation, tp.metadata))
+            self._next.pop(tp.partition, None)
         log.info("%s: assigned %s", self.step.role, sorted(t.partition for t in partitions))
+        committed = self._committed(partitions, _FIRST_LOOK_S)
+        if committed is not None:
+            consumer.incremental_assign([_place(tp) for tp in committed])
+            consumer.pause(partitions)  # until the worker has opened and restored them
+            self._begin(committed)
+            return
+        # What is held already is not kept waiting for what comes.
+        consumer.incremental_assign([TopicPartition(t.topic, t.partition, OFFSET_BEGINNING) for t in partitions])
+        consumer.pause(partitions)
+        self._unsettled.update(t.partition for t in partitions)
+        self._look_again = Deadline(_LOOK_AGAIN_S)
+        self._settle_by = Deadline(self.settings.loop.transaction_timeout_ms / 1000 + 30)
 
-    def _committed(self, consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Committed offsets with their metadata. A former owner's open transaction makes the broker hold them back
-        until it ends, at the latest by its timeout."""
-        deadline = Deadline(self.settings.loop.transaction_timeout_ms / 1000 + 30)
-        while True:
-            try:
-                found = consumer.committed(partitions, timeout=_UNSTABLE_S)
-                errors = [tp.error for tp in found if tp.error is not None]
-                if not errors:
-                    return found
-                raise KafkaException(errors[0])
-            except KafkaException as e:
-                if deadline.over or self._stop.is_set():
-                    raise
-                self.counters["broker_retries"] += 1
-                log.warning("%s: committed offsets: %s; trying again", self.step.role, e.args[0])
-                self._serve_worker()  # what is held already is committed meanwhile
-                time.sleep(0.1)
+    def _begin(self, committed: list[TopicPartition]) -> None:
+        """The worker opens these partitions, from their committed offsets and metadata."""
+        for tp in committed:
+            if tp.offset >= 0:
+                self._next[tp.partition] = tp.offset
+            self._mail.put(_Opened(tp.partition, self._owned[tp.partition], tp.metadata))
+
+    def _settle(self) -> None:
+        """Asks again for the offsets that were not known when their partitions were assigned."""
+        if not self._unsettled or not self._look_again.over:
+            return
+        committed = self._committed([TopicPartition(self._topic, p) for p in sorted(self._unsettled)], _NEXT_LOOK_S)
+        self._look_again = Deadline(_LOOK_AGAIN_S)
+        if committed is None:
+            if self._settle_by.over:
+                raise BrokerError(
+                    f"{self.step.role}: the broker did not tell the committed offsets of {self._topic} "
+                    f"{sorted(self._unsettled)} for {self.settings.loop.transaction_timeout_ms / 1000 + 30:g} s"
+                )
+            return
+        self._consumer.incremental_unassign([TopicPartition(tp.topic, tp.partition) for tp in committed])
+        self._consumer.incremental_assign([_place(tp) for tp in committed])
+        self._consumer.pause([TopicPartition(tp.topic, tp.partition) for tp in committed])
+        self._unsettled.clear()
+        self._begin(committed)
+
+    def _committed(self, partitions: list[TopicPartition], timeout_s: float) -> list[TopicPartition] | None:
+        """Committed offsets with their metadata. None: not known yet. A former owner's open transaction makes the
+        broker hold them back until it ends, at the latest by its timeout."""
+        try:
+            found = self._consumer.committed(partitions, timeout=timeout_s)
+            errors = [tp.error for tp in found if tp.error is not None]
+            if not errors:
+                return found
+            raise KafkaException(errors[0])
+        except KafkaException as e:
+            self.counters["broker_retries"] += 1
+            log.warning("%s: committed offsets: %s; trying again", self.step.role, e.args[0])
+            return None
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Ends their generations, lets the worker finish or drop its batch inside the deadline, closes the stores."""
@@ -478,6 +517,7 @@ class Loop:
             self._ready.discard(p)
             self._leaving.discard(p)
             self._stale.discard(p)
+            self._unsettled.discard(p)
         if not finished:
             self.counters["revoke_deadline_missed"] += 1
             log.error("%s: batch not finished %ss after partitions %s were %s; it will not be committed",

@@ -101,3 +101,38 @@ def test_dead_letters_made_at_the_commit_are_counted(settings: Settings) -> None
     with running(settings) as loop:
         wait(lambda: loop.counters["records"] == 3)
     assert loop.counters["dead"] == 1
+
+
+def test_what_is_held_goes_on_while_a_dead_members_transaction_keeps_back_the_rest(settings: Settings) -> None:
+    kafka, topic = settings.kafka, settings.kafka.topic("candidates")
+    every = range(kafka.partitions)
+    with running(settings) as loop:
+        wait(lambda: loop.ready and loop.partitions == list(every))
+        for p in every:
+            feed(kafka, [b"first"], p)
+        wait(lambda: loop.counters["records"] == kafka.partitions)
+        # Another member takes some of the partitions, sends their offsets in a transaction, and is gone.
+        group = clients.group_name(kafka, "verifier")
+        peer = clients.consumer(kafka, group, partition_assignment_strategy="cooperative-sticky")
+        peer.subscribe([topic])
+        wait(lambda: peer.poll(0.05) is None and bool(peer.assignment()))
+        taken = sorted(tp.partition for tp in peer.assignment())
+        kept = [p for p in every if p not in taken]
+        assert taken
+        assert kept
+        left_open = clients.producer(kafka, "a-dead-member", transaction_timeout_ms=60_000)
+        left_open.init_transactions(30)
+        left_open.begin_transaction()
+        ends = [TopicPartition(topic, p, 1) for p in taken]
+        left_open.send_offsets_to_transaction(ends, peer.consumer_group_metadata(), 30)
+        peer.close()
+        wait(lambda: loop.partitions == list(every))
+        assert not loop.ready
+        for p in every:
+            feed(kafka, [b"second"] * 5, p)
+        wait(lambda: loop.counters["records"] == kafka.partitions + 5 * len(kept))
+        assert not loop.ready
+        left_open.abort_transaction(30)
+        wait(lambda: loop.ready and loop.counters["records"] == 6 * kafka.partitions)
+    assert loop.counters["input_deleted"] == 0
+    assert loop.counters["dropped_generation"] == 0
