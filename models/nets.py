@@ -200,6 +200,13 @@ class PairFm(nn.Module):
         counters: Tensor, request_features: Tensor, history_id: Tensor, history_code: Tensor,
         history_features: Tensor, history_age: Tensor, history_kind: Tensor, history_mask: Tensor,
     ) -> Tensor:  # fmt: skip
+        """float32 [N, size.hidden], the last hidden layer. B requests, N pairs, L history entries, c item and r request
+        features; float32 unless said otherwise.
+
+        row int64 [N] (request of the pair), item_bucket and item_id int64 [N], item_code [N, 64], item_features [N, c],
+        counters [N, len(COUNTERS)], request_features [B, r]; history_id int64 [B, L], history_code [B, L, 64],
+        history_features [B, L, c], history_age [B, L] (log1p of minutes, 0 unknown), history_kind int64 [B, L],
+        history_mask [B, L] (1 where there is an event). `models.inputs` makes them."""
         d = self.size.width
         query = self.tower(torch.cat([self.item(item_features), item_code], -1))
         past = self.tower(torch.cat([self.item(history_features), history_code], -1))
@@ -228,16 +235,20 @@ class PairFm(nn.Module):
         return self.body(torch.cat(wide, -1))
 
     def logit(self, hidden: Tensor) -> Tensor:
+        """hidden [N, size.hidden] -> [N] logits of a click."""
         return self.head(hidden).squeeze(-1)
 
     def converted_loss(self, hidden: Tensor, converted: Tensor) -> Tensor:
-        """Over all impressions, p(conversion) = p(click) x p(conversion given a click), so that the head is right on
+        """hidden [N, size.hidden], converted [N] of 0 and 1 -> the mean loss.
+
+        Over all impressions, p(conversion) = p(click) x p(conversion given a click), so that the head is right on
         ads that were not clicked too (ESMM, arXiv 1804.07931). The hidden layer stays as clicks made it."""
         shown = hidden.detach()
         given_click = torch.sigmoid(self.convert(shown).squeeze(-1))
         return binary_cross_entropy(torch.sigmoid(self.logit(shown)).detach() * given_click, converted)
 
     def fit_projection(self, hidden: Tensor) -> None:
+        """Sets `project` and `centre` from hidden [n, size.hidden] of training pairs, n >= size.embedding."""
         centre = hidden.mean(0)
         k = self.size.embedding
         if hidden.shape[1] <= 256:
@@ -250,6 +261,8 @@ class PairFm(nn.Module):
         self.centre.copy_(centre)
 
     def forward(self, *sources: Tensor) -> Tensor:
+        """The arguments of `hidden` -> float32 [N, size.embedding + 1], the logit of a click last; with
+        `size.conversion` one more, the logit of a conversion given a click, next to last."""
         hidden = self.hidden(*sources)
         vector = ((hidden - self.centre) @ self.project.T).clamp(-20, 20)
         parts = [vector, self.convert(hidden)] if self.size.conversion else [vector]
@@ -292,6 +305,8 @@ class StateFm(nn.Module):
         self, history_code: Tensor, history_features: Tensor, history_age: Tensor, history_kind: Tensor,
         history_mask: Tensor,
     ) -> Tensor:  # fmt: skip
+        """history_code [B, L, 64], history_features [B, L, c], history_age [B, L], history_kind int64 [B, L],
+        history_mask [B, L] -> float32 [B, heads * 64 + towers * tower_dim], heads first."""
         events = self.basis(history_age, history_kind, history_mask)
         mask = history_mask.unsqueeze(-1)
         heads = torch.bmm((softplus(self.head_weight(events)) * mask).transpose(1, 2), history_code)
@@ -301,10 +316,12 @@ class StateFm(nn.Module):
         return torch.cat([heads.flatten(1), (towers * weights).sum(1).flatten(1)], -1)
 
     def vector(self, item_code: Tensor, item_features: Tensor) -> Tensor:
+        """item_code [M, 64], item_features [M, c] -> float32 [M, 64 + towers * tower_dim]."""
         return torch.cat([item_code, self.item_side(self.columns(item_features))], -1)
 
     def dots(self, state: Tensor, vector: Tensor, row: Tensor) -> Tensor:
-        """What `Runtime.dots` computes."""
+        """state [B, S], vector [N, V] of each pair's item, row int64 [N] -> [N, heads + towers]: what `Runtime.dots`
+        computes."""
         heads, wide = self.size.heads, self.size.heads * 64
         mine = state.index_select(0, row)
         repeats = (mine[:, :wide].unflatten(-1, (heads, 64)) * vector[:, :64].unsqueeze(1)).sum(-1)
@@ -312,6 +329,7 @@ class StateFm(nn.Module):
         return torch.cat([torch.sign(repeats) * torch.log1p(repeats.abs()), towers], -1)
 
     def forward(self, *sources: Tensor) -> Tensor:
+        """As `state`."""
         return self.state(*sources)
 
 
@@ -367,7 +385,9 @@ class Vm(nn.Module):
         self, row: Tensor, item_bucket: Tensor, item_features: Tensor, counters: Tensor,
         request_features: Tensor, history_features: Tensor, history_mask: Tensor, rolling: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """([N, hidden], [B, profile])"""
+        """row, item_bucket int64 [N], item_features [N, c], counters [N, len(COUNTERS)], request_features [B, r],
+        history_features [B, L, c], history_mask [B, L], rolling [N, len(ROLLING)] where the VM sees counts ->
+        ([N, size.hidden[-1]], [B, size.profile])."""
         mask = history_mask.unsqueeze(-1)
         taste = (self.item(history_features) * mask).sum(1) / mask.sum(1).clamp_min(1)
         user = self.user(torch.cat([self.request(request_features), taste.detach()], -1))
@@ -379,6 +399,7 @@ class Vm(nn.Module):
         return self.body(hidden), self.profile(taste)
 
     def forward(self, *sources: Tensor) -> tuple[Tensor, Tensor]:
+        """The arguments of `trunk` -> float32 ([N] logits of a click, [B, size.profile] profiles)."""
         hidden, profile = self.trunk(*sources)
         return self.head(hidden).squeeze(-1), profile
 
@@ -414,6 +435,8 @@ class VmPlus(nn.Module):
         self, base_logit: Tensor, slots: Tensor, counters: Tensor, item_features: Tensor,
         rolling: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
+        """base_logit [N] of `Vm`, slots [N, width] (`models.inputs.slot_columns`), counters [N, len(COUNTERS)],
+        item_features [N, c], rolling [N, len(ROLLING)] where the VM sees counts -> float32 [N] logits."""
         # counters[:, -1] is log1p of the minutes, slot ages are log1p of the seconds
         last_event_s = 60 * (torch.exp(counters[:, -1:]) - 1)  # ONNX has no expm1
         missed_s = (torch.exp(slots[:, self.ages].clamp(0, 15)) - 1 - last_event_s).clamp_min(0)

@@ -134,7 +134,14 @@ class EmbeddingStore(Protocol):
     def lookup(
         self, users: U64, splits: I64, items: U64, topics: U32, now_ms: I64, model: int, dims: StoreDims
     ) -> Lookup:
-        """users [B], splits [B+1], items [N], topics [N], now_ms [B]."""
+        """One answer for each request and item; nothing known is an answer too (-1 in its time), not an error.
+
+        users [B] (a user may come twice), splits [B+1] (items of request b are splits[b]:splits[b+1], ascending from 0
+        to N), items [N], topics [N] of the items, now_ms [B], model: version hash of the FM that asks. Takes other
+        dtypes and layouts, at the price of a copy. Every answer is an array of its own.
+
+        Raises `ValueError` when lengths do not fit or splits do not ascend within the items; `StoreError` when the
+        store is closed or its disk cannot be read (damage is marked: the next opening rebuilds it)."""
         ...
 
     def expire(self, clock_ms: int) -> int:

@@ -474,7 +474,20 @@ def lookup(
     vectors, ts_out, pair_fingerprint, topic_mean, topic_count, topic_ts,
     aggregate, aggregate_count, aggregate_ts, state, state_ts, fingerprint, profile,
 ):  # fmt: skip
-    """Answers requests first..last-1, whose users are all in the arena. Writes every number of their outputs."""
+    """Answers requests first..last-1, whose users are all in the arena. Writes every number of their outputs.
+
+    B requests, N items over all of them; everything is C-contiguous, times are ms.
+
+    - Asked: users u64[B], splits i64[B + 1] (items of request b are splits[b]:splits[b + 1]), items u64[N],
+      topics u32[N], now i64[B].
+    - Of the model: model u64 (version hash), dim, state_dim, profile_dim. Chunks of others are not seen.
+    - Time: ttl, window, floor (what died before it is gone, whatever `now` is), all i64.
+    - The arena (`state.cache.Arena`): buf u64[capacity / 8], keys u64[slots], heads i64[slots], slots a power of 2.
+    - Answers, as in `state.api.Lookup`: vectors f32[N, dim], ts_out i64[N], pair_fingerprint u64[N],
+      topic_mean f32[N, dim], topic_count i32[N], topic_ts i64[N]; aggregate f32[B, dim], aggregate_count i32[B],
+      aggregate_ts i64[B], state f32[B, state_dim], state_ts i64[B], fingerprint u64[B], profile f32[B, profile_dim].
+
+    Raises `ValueError` when splits do not ascend within the items."""
     u32 = buf.view(np.uint32)
     u16 = buf.view(np.uint16)
     f32 = buf.view(np.float32)
