@@ -150,7 +150,7 @@ def alter(kafka: KafkaSettings, names: Iterable[str] | None = None) -> list[str]
 
     Settings are set; partitions are only ever added, to the largest count among `kafka.partitions` and the topics that
     must line up: where topics have more than the setting, it is the setting that is to be changed. Adding partitions
-    moves users to other partitions: do it while the roles are stopped, and let the stores rebuild.
+    moves users to other partitions, away from what their stores know: do it while the roles are stopped.
     """
     done: list[str] = []
     with _Admin(kafka) as admin:
