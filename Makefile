@@ -82,7 +82,7 @@ fuzz: setup  ## coverage-guided fuzzing of every decoder, 45 s each; installs at
 .PHONY: bench
 bench: setup  ## every role beside its floor and its peers, on a real Kafka; writes docs/benchmarks.md and docs/scale.md
 	@$(BIN)/python benchmarks/bench.py $(ARGS)
-	@$(BIN)/python benchmarks/scale_sim.py --bench reports/bench.json --page docs/scale.md
+	@test -n "$(ARGS)" || $(BIN)/python benchmarks/scale_sim.py --bench reports/bench.json --page docs/scale.md
 
 .PHONY: bench-quick
 bench-quick: setup  ## the same in under 4 minutes, without Quix Streams and Kafka Streams
