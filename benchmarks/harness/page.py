@@ -113,7 +113,7 @@ FOOT = """
 - `embedder.share_of_model`: pairs per CPU second of the whole embedder process (both lanes, Kafka, store) over those
   of the bare FM session at the same batch size. `_wall` is the same in wall-clock time.
 - `latency_ms`: impression due -> ranked ad readable with `read_committed`, open loop, at half of
-  `most_per_s`: the highest rate, to a fifth, that ranker, broker, client and reader on these cores keep up with.
+  `most_per_s`: the highest rate, found to within a fifth, that ranker, broker, client and reader keep up with here.
 - `freshness_ms`: user event due -> state, or pair, in the ranker's answer, while the embedder is busy
   for 70 % of the time (`embedder_cpu`); `state_in_burst` with two seconds' worth of extra events thrown in at once.
   All three roles and the broker share the cores.
