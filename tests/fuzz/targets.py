@@ -224,7 +224,7 @@ def committed(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
     gate = Gate.load(GateSettings(budget_pairs_per_s=5.0), text)
     gate.decide(1, NOW_MS, np.array([0.5, math.nan, -1.0], np.float32))
-    assert Gate.load(GateSettings(), gate.dump()).clock_ms == gate.clock_ms
+    assert Gate.load(GateSettings(), gate.dump()).clock.now_ms == gate.clock.now_ms
     with contextlib.suppress(metadata.BrokenMetadata, StoreError):
         metadata.decode(data)
     segments.parse(text)
