@@ -13,6 +13,7 @@ from pipeline import Roles
 
 from models.bundle import read_bundle
 from streams.audit import audit, read_all
+from streams.monitor.processes import Processes
 from streams.settings import load
 from topics import admin
 from topics.events import Impression, decode_ranked_ads
@@ -54,6 +55,21 @@ def wait_counter(roles: Roles, name: str, at_least: int) -> None:
     raise AssertionError(f"{name}: {found}\n{roles.logs()}")
 
 
+def wait_started_again(roles: Roles) -> None:
+    """Until every role has been ready twice, under the same pid."""
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline:
+        starts: dict[tuple[str, int], set[int]] = {}
+        for r in read_all(roles.kafka, "stats"):
+            said = json.loads(r.value or b"{}")
+            if said["ready"]:
+                starts.setdefault((said["role"], said["pid"]), set()).add(said["started_ms"])
+        if [len(s) for s in starts.values()] == [2, 2, 2]:
+            return
+        time.sleep(0.5)
+    raise AssertionError(f"{starts}\n{roles.logs()}")
+
+
 def test_a_bad_bundle_is_refused_and_a_good_one_taken_while_roles_run(kafka: KafkaSettings, tmp_path: Path) -> None:
     log = tmp_path / "tiny.jsonl"
     write(preset("tiny"), log)
@@ -84,7 +100,15 @@ def test_a_bad_bundle_is_refused_and_a_good_one_taken_while_roles_run(kafka: Kaf
         roles.settle()
         replay(EventLog(other), kafka, "max", topics=("impressions",))
         roles.wait_ranked(impressions + more)
+        roles.settle()
+        replace(bundle, lambda m: m.update(count_lag_ms=1_000))  # not swapped in: the loops start again, in place
+        wait_started_again(roles)
         assert set(roles.stop().values()) == {0}, roles.logs()
+    said = Processes(3_600_000)
+    for r in read_all(kafka, "stats"):
+        said.stats(r.timestamp_ms, r.value)
+    assert said.done("ranker", 0, 1 << 62)["impressions"] == impressions + more, "counters began at zero again"
+    assert len(said.latest()) == 3
     assert old.fm_hash != new.fm_hash
     assert audit(kafka).clean
     chunks = [decode_embedding(r.value) for r in sorted(read_all(kafka, "embeddings"), key=lambda r: r.timestamp_ms)]
