@@ -46,18 +46,17 @@ class EventClock:
         return self.now_ms
 
 
-TOKEN_STEP_MS = 60_000
-TOKEN_LATE_MS = 3_600_000
+NEAR_MS = 60_000
 
 
 @dataclass(slots=True)
 class ElapsedClock:
     """How much event time passes, for budgets and rates: a wrong timestamp or a log that is played again does not stop
-    it, and the jumps to and fro are not counted.
+    it, and jumps to and fro are not counted.
 
-    An event up to a minute ahead moves the clock at once, one up to an hour behind is late and moves nothing. What is
-    further off moves it, ahead or back, only when `CONFIRM` events in a row agree. Time that was counted once is not
-    counted again by a jump.
+    An event up to `MAX_STEP_MS` ahead moves the clock at once, one up to a minute behind is late and moves nothing.
+    What is further off moves it, ahead or back, only when `CONFIRM` events in a row agree. A step counts as a minute at
+    most, and time that was counted once is not counted again by more than a minute's step.
     """
 
     now_ms: int = -1
@@ -72,13 +71,11 @@ class ElapsedClock:
             self.now_ms = self._counted_ms = ts_ms
             return 0
         ahead = ts_ms - self.now_ms
-        if -TOKEN_LATE_MS <= ahead <= TOKEN_STEP_MS:
+        if -NEAR_MS <= ahead <= 0:
             self._votes = 0
-            if ahead <= 0:
-                return 0
-            self.now_ms = ts_ms
-            self._counted_ms = max(self._counted_ms, ts_ms)
-            return ahead
+            return 0
+        if 0 < ahead <= MAX_STEP_MS:
+            return self._forward(ts_ms)
         way = 1 if ahead > 0 else -1
         if self._votes * way > 0:
             self._votes += way
@@ -87,7 +84,16 @@ class ElapsedClock:
             self._votes, self._claim_ms = way, ts_ms
         if abs(self._votes) < CONFIRM:
             return 0
-        passed = max(0, self._claim_ms - max(self.now_ms, self._counted_ms))
+        if way > 0:
+            return self._forward(self._claim_ms)
+        if self.now_ms - self._claim_ms > MAX_STEP_MS:
+            self._counted_ms = self._claim_ms  # no late event: another beginning
         self.now_ms, self._votes = self._claim_ms, 0
-        self._counted_ms = max(self._counted_ms, self.now_ms)
-        return passed
+        return 0
+
+    def _forward(self, ts_ms: int) -> int:
+        step = ts_ms - self.now_ms
+        counted = step if step <= NEAR_MS else min(NEAR_MS, ts_ms - max(self.now_ms, self._counted_ms))
+        self.now_ms, self._votes = ts_ms, 0
+        self._counted_ms = max(self._counted_ms, ts_ms)
+        return max(0, counted)
