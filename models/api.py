@@ -27,6 +27,8 @@ U8 = npt.NDArray[np.uint8]
 SLOTS = ("direct", "topic", "state", "aggregate", "similar")
 """Slots in order of worth: the first one filled names an ad's source."""
 SOURCES = (*SLOTS, "none")
+NO_SCORE = np.float32(-50)
+"""Stands for a logit that is not a number (features are other people's): a pCTR of 0, last of its list."""
 
 CATEGORY_BUCKETS = 1 << 20
 

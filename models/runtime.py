@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from models.api import F32, I32, I64, SLOTS, U32, U64, FilledSlots, PairBatch, Slots, VmScores
+from models.api import F32, I32, I64, NO_SCORE, SLOTS, U32, U64, FilledSlots, PairBatch, Slots, VmScores
 from models.bundle import Bundle, Graph, load_bundle
 from models.dots import state_dots
 from models.features import requests, select
@@ -29,8 +29,6 @@ from topics.errors import BundleError, DeviceError
 log = logging.getLogger(__name__)
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider", "tensorrt": "TensorrtExecutionProvider"}
-NO_SCORE = np.float32(-50)
-"""stands for a logit that is not a number (features are other people's): a pCTR of 0, last of its list"""
 _OUT_OF_MEMORY = ("failed to allocate memory", "out of memory", "cuda_error_out_of_memory", "bad_alloc")
 
 

@@ -84,7 +84,7 @@ class Backlog:
         for p, (lag, sent_then) in self._lag.items():
             sent = self._sent.get(p)
             if sent is not None:
-                waiting[p] = sent.pairs_in(lag + sent.records - sent_then)
+                waiting[p] = sent.pairs_in(max(0, lag + sent.records - sent_then))
         return waiting
 
     def sent(self, records: Mapping[int, int], pairs: Mapping[int, int], markers: int) -> None:

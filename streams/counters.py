@@ -119,6 +119,7 @@ KNOWN: tuple[Known, ...] = (
     Known("loop_dead", ALL, "of these, rejected"),
     Known("loop_dropped_generation", ALL, "records polled and not done, since their partition went to another process"),
     Known("loop_input_deleted", ALL, "records that the topic's retention deleted before they were read"),
+    Known("loop_input_truncated", ALL, "records read and committed that the broker lost since"),
     Known("loop_pauses", ALL, "times that reading was paused because the core did not keep up"),
     Known("loop_poll_errors", ALL, "errors of the Kafka client that it goes on from"),
     Known("loop_broker_retries", ALL, "calls to the broker that were tried again"),

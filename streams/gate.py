@@ -3,7 +3,7 @@
 An event's pairs are decided in event order, so the outcome depends on the log alone and not on how events were
 batched. Per event, in this order:
 
-1. pairs below `threshold` are refused (reason ``below_threshold``), and NaN scores with them;
+1. pairs below `threshold` are refused (reason ``below_threshold``), and those without a score with them;
 2. the best `top_k` stay, the rest are refused (``top_k``);
 3. the user's cap: at most `per_user_cap` accepted pairs per user and `cap_window_ms` (``user_cap``);
 4. the adaptive threshold: pairs below it are refused (``below_bar``). The bar follows the budget and the backlog;
@@ -29,6 +29,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from models.api import NO_SCORE
 from streams.clock import ElapsedClock
 
 F32 = npt.NDArray[np.float32]
@@ -203,9 +204,10 @@ def by_value(logits: F32, splits: I64) -> I64:
 
 
 def above_threshold(ranked: F32, splits: I64, settings: GateSettings) -> list[int]:
-    """How many logits of each event are not below the threshold. NaN is."""
+    """How many logits of each event are not below the threshold. NaN is, and `NO_SCORE`."""
     counts = np.zeros(len(ranked) + 1, np.int64)
-    np.cumsum(ranked >= _logit(settings.threshold), out=counts[1:])
+    least = max(_logit(settings.threshold), float(np.nextafter(NO_SCORE, np.float32(0))))
+    np.cumsum(ranked >= np.float32(least), out=counts[1:])
     found: list[int] = np.diff(counts[splits]).tolist()
     return found
 

@@ -40,7 +40,7 @@ from streams.step import Record, Step, Work
 from streams.transactions import Committer, Dropped, identity_lost
 from topics.contracts import CONTRACTS
 from topics.errors import BrokerError, ContractError, IdentityLost, SolarisError
-from topics.kafka import consumer, group_name, watermarks
+from topics.kafka import consumer, group_name
 
 log = logging.getLogger(__name__)
 
@@ -93,10 +93,9 @@ class _Committed:
     """The transaction in flight has ended: what waited for it may go on."""
 
 
-def _place(committed: TopicPartition) -> TopicPartition:
-    """Where to read on from."""
-    offset = committed.offset if committed.offset >= 0 else OFFSET_BEGINNING
-    return TopicPartition(committed.topic, committed.partition, offset)
+def _place(tp: TopicPartition) -> TopicPartition:
+    """Without the metadata."""
+    return TopicPartition(tp.topic, tp.partition, tp.offset)
 
 
 _COMMITTED = _Committed()
@@ -331,32 +330,11 @@ class Loop:
         ):
             raise BrokerError(f"{self.step.role}: {self._topic}: {error.str()}") from None
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION):
-            self._skip_deleted(m)
-            return False
+            # The next assignment says how much is gone, and goes on with what is left.
+            raise IdentityLost(f"{self.step.role}: {self._topic} {m.partition()}: {error.str()}") from None
         self.counters["poll_errors"] += 1
         log.warning("%s: %s", self.step.role, error)
         return False
-
-    def _skip_deleted(self, m: Message) -> None:
-        """The broker no longer has the next record of a partition: its retention was shorter than our absence or our
-        lag. Work goes on with the first one that is left, and says so."""
-        p = m.partition()
-        if p is None or p not in self._owned:
-            return
-        low, _ = watermarks(self._consumer, self._topic, p)
-        missed = max(0, low - self._next.get(p, low))
-        self.counters["input_deleted"] += missed
-        log.error(
-            "%s: %s %d: %d records were deleted by the topic's retention before they were read; going on at offset %d. "
-            "Keep the topic longer (kafka.retention_ms.%s) or add processes",
-            self.step.role, self._topic, p, missed, low, self.step.input_topic,
-        )  # fmt: skip
-        self._next[p] = low
-        # Not by `seek`, which is refused after such an error.
-        self._consumer.incremental_unassign([TopicPartition(self._topic, p)])
-        self._consumer.incremental_assign([TopicPartition(self._topic, p, low)])
-        if self._held_back:
-            self._consumer.pause([TopicPartition(self._topic, p)])
 
     @property
     def _full(self) -> bool:
@@ -445,8 +423,7 @@ class Loop:
     def _begin(self, committed: list[TopicPartition]) -> None:
         """The worker opens these partitions, from their committed offsets and metadata."""
         for tp in committed:
-            if tp.offset >= 0:
-                self._next[tp.partition] = tp.offset
+            self._next[tp.partition] = tp.offset
             self._mail.put(_Opened(tp.partition, self._owned[tp.partition], tp.metadata))
 
     def _settle(self) -> None:
@@ -462,25 +439,46 @@ class Loop:
                     f"{sorted(self._unsettled)} for {self.settings.loop.transaction_timeout_ms / 1000 + 30:g} s"
                 )
             return
-        self._consumer.incremental_unassign([TopicPartition(tp.topic, tp.partition) for tp in committed])
-        self._consumer.incremental_assign([_place(tp) for tp in committed])
-        self._consumer.pause([TopicPartition(tp.topic, tp.partition) for tp in committed])
+        for tp in committed:
+            try:
+                self._consumer.seek(_place(tp))
+            except KafkaException:  # not yet begun to read, though paused
+                self._consumer.incremental_unassign([_place(tp)])
+                self._consumer.incremental_assign([_place(tp)])
+                self._consumer.pause([_place(tp)])
         self._unsettled.clear()
         self._begin(committed)
 
     def _committed(self, partitions: list[TopicPartition], timeout_s: float) -> list[TopicPartition] | None:
-        """Committed offsets with their metadata. None: not known yet. A former owner's open transaction makes the
-        broker hold them back until it ends, at the latest by its timeout."""
+        """Where to go on, with the metadata of what is committed. None: not known yet. A former owner's open
+        transaction makes the broker hold offsets back until it ends, at the latest by its timeout."""
         try:
             found = self._consumer.committed(partitions, timeout=timeout_s)
-            errors = [tp.error for tp in found if tp.error is not None]
-            if not errors:
-                return found
-            raise KafkaException(errors[0])
+            for tp in found:
+                if tp.error is not None:
+                    raise KafkaException(tp.error)
+            ends = [self._consumer.get_watermark_offsets(tp, timeout=max(1.0, timeout_s)) for tp in found]
         except KafkaException as e:
             self.counters["broker_retries"] += 1
             log.warning("%s: committed offsets: %s; trying again", self.step.role, e.args[0])
             return None
+        for tp, (first, end) in zip(found, ends, strict=True):
+            if 0 <= tp.offset < first:
+                self.counters["input_deleted"] += first - tp.offset
+                log.error(
+                    "%s: %s %d: %d records were deleted by the topic's retention before they were read; going on at "
+                    "offset %d. Keep the topic longer (kafka.retention_ms.%s) or add processes",
+                    self.step.role, self._topic, tp.partition, first - tp.offset, first, self.step.input_topic,
+                )  # fmt: skip
+            elif tp.offset > end:
+                self.counters["input_truncated"] += tp.offset - end
+                log.error(
+                    "%s: %s %d: its broker lost records: it ends at %d, before the committed offset %d; going on at "
+                    "its end. More copies would have kept them (kafka.replication)",
+                    self.step.role, self._topic, tp.partition, end, tp.offset,
+                )  # fmt: skip
+            tp.offset = min(max(first, tp.offset), end)
+        return found
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Ends their generations, lets the worker finish or drop its batch inside the deadline, closes the stores."""

@@ -61,7 +61,8 @@ def up(
     counter = not broker_only and wants_counter(settings.model.bundle)
     if in_docker:
         docker = compose.ComposeStack(folder, port or DEFAULT_PORT)
-        docker.configure(settings)
+        if not broker_only:
+            docker.configure(settings)
         kafka = replace(settings.kafka, bootstrap=docker.bootstrap)
         _say("starting Kafka with Docker Compose")
         docker.start_kafka(timeout_s)

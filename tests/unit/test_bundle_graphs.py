@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.api import Feature, FeatureSpec, PairBatch, Slots
+from models.api import NO_SCORE, Feature, FeatureSpec, PairBatch, Slots
 from models.bundle import Bundle, Dims, Graph, Input, Manifest, Model, load_bundle, write_bundle
 from models.probe import probe_batch
-from models.runtime import NO_SCORE, OnnxRuntime
+from models.runtime import OnnxRuntime
 from streams.gate import Gate, GateSettings
 from topics.errors import BundleError
 
@@ -96,4 +96,6 @@ def test_an_ad_without_a_score_goes_last_and_its_pair_is_not_worth_a_call(tmp_pa
     batch.item_features[0] = [-1e-30, 1e20, -2e-30]
     logit = runtime.score_plus(batch, Slots.empty(3, runtime.info.dim, runtime.info.dots))
     assert np.argsort(-logit).tolist()[-1] == 1
-    assert Gate(GateSettings(top_k=2)).decide(1, 1_000, logit).tolist() == [0, 2]
+    gate = Gate(GateSettings())
+    assert gate.decide(1, 1_000, logit).tolist() == [0, 2]
+    assert gate.refused["below_threshold"] == 1
