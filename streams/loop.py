@@ -740,20 +740,24 @@ class Loop:
             return
         taken = sum(len(m.records) for m in polled)
         try:
-            records = [r for m in polled for r in m.records if self._stands(r.partition, m.generations)]
+            records = []
+            for m in polled:
+                standing = self._standing(m.generations)
+                records += [r for r in m.records if r.partition in standing]
             self._count_dropped(taken - len(records))
             owned = dict(self._owned)
             held = {p: owned[p] for p in {r.partition for r in records} if p in owned}
             for part in self.step.parts(records) if records else ():
                 if self._stop.is_set() and not self._leaving:
                     return  # what is left was not committed: its next owner does it
-                standing = [r for r in part if self._stands(r.partition, held)]
-                self._count_dropped(len(part) - len(standing))
-                if standing:
+                standing = self._standing(held)
+                left = [r for r in part if r.partition in standing]
+                self._count_dropped(len(part) - len(left))
+                if left:
                     self.heartbeat = time.monotonic()
-                    result = self.step.run(standing)
+                    result = self.step.run(left)
                     failpoints.hit("after_core")
-                    work = Work.of(standing, result, held, self.step.metadata)
+                    work = Work.of(left, result, held, self.step.metadata)
                     if self.step.pure:
                         self._commits.put(work)
                     else:
@@ -781,10 +785,12 @@ class Loop:
             with self._lock:
                 self.counters["dropped_generation"] += records
 
-    def _stands(self, partition: int, generations: dict[int, int]) -> bool:
-        current = self._owned.get(partition)
-        standing = current is not None and current == generations.get(partition)
-        return standing and partition in self._open and partition not in self._leaving
+    def _standing(self, generations: dict[int, int]) -> set[int]:
+        """Those of these partitions that are ours by the same assignment still, opened and not about to be given up."""
+        return {
+            p for p, generation in generations.items()
+            if self._owned.get(p) == generation and p in self._open and p not in self._leaving
+        }  # fmt: skip
 
     def _interrupted(self) -> bool:
         """Whether a broker call that keeps failing should be given up: a stop was asked for. Asked again and again

@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from topics.events import Rejected
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One polled record, free of the client library."""
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """One polled record, free of the client library. A struct: one is made for each, and a frozen dataclass takes ten
+    times as long."""
 
     topic: str
     partition: int
@@ -26,8 +28,7 @@ class Record:
     """the broker's own time of the record, -1 where the topic has the producers' instead"""
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(msgspec.Struct, frozen=True, gc=False):
     topic: str
     """contract name, without the prefix"""
     partition: int

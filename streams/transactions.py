@@ -180,7 +180,10 @@ class Committer:
         for r, o in outputs:
             kept = o.topic == changelog
             report = reports.of(r, kept) if one_by_one else reports.stored if kept else reports.other
-            self._produce(names[o.topic], o.key, o.value, o.partition, None, report)
+            try:
+                made.produce(names[o.topic], o.value, o.key, o.partition, report)
+            except BufferError:
+                self._produce(names[o.topic], o.key, o.value, o.partition, None, report)
         for r, why in dead:
             if r.partition in mine:
                 key, value, headers = dead_letter(
