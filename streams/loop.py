@@ -62,6 +62,8 @@ _NEXT_LOOK_S = 0.2
 _LOOK_AGAIN_S = 0.5
 """how long committed offsets are waited for at an assignment and later, and how often: a dead member's open transaction
 may keep them back"""
+_TRUNCATED_S = 5.0
+"""how long a log that ends before what is committed is not believed"""
 ROOM_S = 0.5
 """how long a full queue is waited for before its partitions are paused: after pause and resume the client may take a
 second to fetch again"""
@@ -135,7 +137,7 @@ class Loop:
         self._generation = 0
         self._unsettled: set[int] = set()
         """assigned, but what is committed of them is not known yet"""
-        self._look_again = self._settle_by = Deadline(0.0)
+        self._look_again = self._sure = self._settle_by = Deadline(0.0)
         self._member: str | None = None
         """the name under which the group gave us what we hold"""
         self._stale: set[int] = set()
@@ -407,7 +409,7 @@ class Loop:
             self._owned[tp.partition] = self._generation
             self._next.pop(tp.partition, None)
         log.info("%s: assigned %s", self.step.role, sorted(t.partition for t in partitions))
-        committed = self._committed(partitions, _FIRST_LOOK_S)
+        committed = self._committed(partitions, _FIRST_LOOK_S, sure=False)
         if committed is not None:
             consumer.incremental_assign([_place(tp) for tp in committed])
             consumer.pause(partitions)  # until the worker has opened and restored them
@@ -417,7 +419,7 @@ class Loop:
         consumer.incremental_assign([TopicPartition(t.topic, t.partition, OFFSET_BEGINNING) for t in partitions])
         consumer.pause(partitions)
         self._unsettled.update(t.partition for t in partitions)
-        self._look_again = Deadline(_LOOK_AGAIN_S)
+        self._look_again, self._sure = Deadline(_LOOK_AGAIN_S), Deadline(_TRUNCATED_S)
         self._settle_by = Deadline(self.settings.loop.transaction_timeout_ms / 1000 + 30)
 
     def _begin(self, committed: list[TopicPartition]) -> None:
@@ -430,7 +432,8 @@ class Loop:
         """Asks again for the offsets that were not known when their partitions were assigned."""
         if not self._unsettled or not self._look_again.over:
             return
-        committed = self._committed([TopicPartition(self._topic, p) for p in sorted(self._unsettled)], _NEXT_LOOK_S)
+        unsettled = [TopicPartition(self._topic, p) for p in sorted(self._unsettled)]
+        committed = self._committed(unsettled, _NEXT_LOOK_S, self._sure.over)
         self._look_again = Deadline(_LOOK_AGAIN_S)
         if committed is None:
             if self._settle_by.over:
@@ -449,9 +452,10 @@ class Loop:
         self._unsettled.clear()
         self._begin(committed)
 
-    def _committed(self, partitions: list[TopicPartition], timeout_s: float) -> list[TopicPartition] | None:
+    def _committed(self, partitions: list[TopicPartition], timeout_s: float, sure: bool) -> list[TopicPartition] | None:
         """Where to go on, with the metadata of what is committed. None: not known yet. A former owner's open
-        transaction makes the broker hold offsets back until it ends, at the latest by its timeout."""
+        transaction makes the broker hold offsets back until it ends, at the latest by its timeout; and a log that ends
+        before what is committed is believed only when `sure`: a broker that is no longer the leader may say so."""
         try:
             found = self._consumer.committed(partitions, timeout=timeout_s)
             for tp in found:
@@ -461,6 +465,8 @@ class Loop:
         except KafkaException as e:
             self.counters["broker_retries"] += 1
             log.warning("%s: committed offsets: %s; trying again", self.step.role, e.args[0])
+            return None
+        if not sure and any(tp.offset > end for tp, (_, end) in zip(found, ends, strict=True)):
             return None
         for tp, (first, end) in zip(found, ends, strict=True):
             if 0 <= tp.offset < first:
