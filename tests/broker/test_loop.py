@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -16,6 +16,7 @@ from streams.settings import Settings
 from streams.step import Output, PlainStep, Record, StepResult
 from topics import admin
 from topics import kafka as clients
+from topics.errors import IdentityLost
 from topics.kafka import KafkaSettings
 
 pytestmark = pytest.mark.broker
@@ -37,6 +38,19 @@ class Echo(PlainStep):
                 for i, (r, v) in enumerate(zip(records, values, strict=True))
             ]
         )
+
+
+class Held(Echo):
+    """Works on its first batch until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def run(self, records: Sequence[Record]) -> StepResult:
+        self.begun.set()
+        assert self.go.wait(300)
+        return super().run(records)
 
 
 @pytest.fixture
@@ -96,6 +110,42 @@ def test_input_that_was_deleted_before_it_was_read_is_counted_and_work_goes_on(s
         wait(lambda: loop.counters["records"] == 51)
     assert loop.counters["input_deleted"] == 50
     assert loop.counters["dropped_generation"] == 0
+
+
+def test_a_gap_met_while_reading_makes_the_role_join_anew(settings: Settings) -> None:
+    """A loop that is not let read on, because its worker is busy, while what it has not read is deleted."""
+    kafka = settings.kafka
+    step = Held()
+    loop = Loop(step, replace(settings, loop=replace(settings.loop, batch_records=5, queue_batches=1)), "one")
+    ended: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            loop.run()
+        except IdentityLost as e:
+            ended.append(e)
+
+    thread = threading.Thread(target=run)
+    feed(kafka, [b"%d" % i for i in range(5)])
+    thread.start()
+    try:
+        assert step.begun.wait(120)
+        loop._consumer.pause([TopicPartition(kafka.topic("candidates"), 0)])
+        feed(kafka, [b"%d" % i for i in range(5, 100)])
+        delete_before(kafka, 60)
+        step.go.set()
+        wait(lambda: loop.counters["records"] == 5)
+        with suppress(RuntimeError):  # where the loop paused too it has resumed by itself, and may have ended
+            loop._consumer.resume([TopicPartition(kafka.topic("candidates"), 0)])
+        wait(lambda: not thread.is_alive())
+    finally:
+        step.go.set()
+        loop.stop()
+        thread.join(60)
+    assert len(ended) == 1
+    with running(settings) as loop:
+        wait(lambda: loop.counters["records"] == 40)
+    assert loop.counters["input_deleted"] == 55
 
 
 def test_a_log_that_ends_before_what_was_committed_is_counted_and_work_goes_on(settings: Settings) -> None:
